@@ -22,13 +22,15 @@ class PathClass(str, Enum):
 class Blob:
     """One side of a change, as git holds it. `mode` is git's: 100644, 100755, 120000 or 160000.
 
-    `sha256` and `size` are those of the content; `oid` is git's object id.
+    `sha256` and `size` are those of the content; `oid` is git's object id; `link` is the text of a
+    symbolic link, else empty.
     """
 
     oid: str
     mode: str
     sha256: str
     size: int
+    link: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,182 @@
+"""Plan + blobs + agent -> one deterministic, self-running .pyz, and back again.
+
+A bundle is a zip with nothing of its maker in it: members stored (never deflated, since zlib's
+output differs between versions), in a fixed order, with one fixed time and mode. Its name carries
+the first 12 hex digits of its own sha256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from deploy.agent.plan import Plan
+from deploy.agent.words import canonical
+from deploy.errors import StaleLock
+
+AGENT = Path(__file__).resolve().parent / "agent"
+# The earliest time a zip can hold; a bundle has no clock.
+_TIME = (1980, 1, 1, 0, 0, 0)
+_CHUNK = 1 << 20
+
+Opener = Callable[[], IO[bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A bundle on disk. `sha256` is that of the whole file, the identity `bundle`."""
+
+    path: Path
+    sha256: str
+    plan: Plan
+    inputs: Mapping[str, Any]
+    agent: str  # sha256 over the agent's sources, see `agent_digest`
+
+
+def pack(plan: Plan, inputs: Mapping[str, Any], blobs: Mapping[str, Opener], out: Path) -> Bundle:
+    """Write ``out/NAME-<12 hex>.pyz`` and return it; the same arguments give the same bytes.
+
+    `blobs` opens the content of each sha256 that `plan.blobs()` names; contents are streamed and
+    re-hashed on the way.
+
+    Raises:
+        StaleLock: a blob's bytes are not those of its name.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    beside = out / f".{plan.name}.{os.getpid()}.pyz"
+    try:
+        with zipfile.ZipFile(beside, "w", zipfile.ZIP_STORED, strict_timestamps=True) as archive:
+            for name, text in _members(plan, inputs):
+                archive.writestr(_info(name), text)
+            for sha in plan.blobs():
+                _copy_blob(archive, sha, blobs)
+        sha256 = file_sha256(beside)
+        path = out / f"{plan.name}-{sha256[:12]}.pyz"
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return Bundle(path=path, sha256=sha256, plan=plan, inputs=inputs, agent=agent_digest())
+
+
+def read(path: Path) -> Bundle:
+    """Open a bundle that somebody brought; every member is checked before anything is believed.
+
+    Raises:
+        StaleLock: it is not a whole, unaltered bundle of this product.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            _check_members(names, archive)
+            plan = Plan.parse(json.loads(archive.read("plan.json")))
+            inputs = json.loads(archive.read("inputs.json"))
+            agent = _agent_digest(
+                (n.removeprefix("agent/"), archive.read(n)) for n in names if _is_agent(n)
+            )
+            _check_blobs(plan, archive)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, RecursionError) as err:
+        raise StaleLock(
+            f"cannot read the bundle {path}",
+            why=f"{type(err).__name__}: {err}",
+            fix="fetch or make it again (`inv bundle`) and compare its sha256 with the lock's",
+        ) from err
+    return Bundle(path=path, sha256=file_sha256(path), plan=plan, inputs=inputs, agent=agent)
+
+
+def agent_digest() -> str:
+    """Return the sha256 over names and bytes of the agent's sources in this checkout."""
+    return _agent_digest(_agent_sources())
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file's bytes, read in pieces."""
+    found = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(_CHUNK):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def _members(plan: Plan, inputs: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    for name, text in _agent_sources():
+        if name == "__main__.py":
+            yield "__main__.py", text
+        else:
+            yield f"agent/{name}", text
+    yield "inputs.json", canonical(inputs)
+    yield "plan.json", canonical(plan.to_json())
+
+
+def _agent_sources() -> list[tuple[str, bytes]]:
+    found = [(path.name, path.read_bytes()) for path in AGENT.glob("*.py")]
+    return sorted(found)
+
+
+def _agent_digest(sources: Any) -> str:
+    found = hashlib.sha256()
+    for name, text in sorted(sources):
+        found.update(f"{name}\0{len(text)}\0".encode())
+        found.update(text)
+    return found.hexdigest()
+
+
+def _is_agent(name: str) -> bool:
+    return name == "__main__.py" or name.startswith("agent/")
+
+
+def _info(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name, _TIME)
+    info.create_system = 3  # Unix, whatever wrote it
+    info.external_attr = 0o100644 << 16
+    return info
+
+
+def _copy_blob(archive: zipfile.ZipFile, sha: str, blobs: Mapping[str, Opener]) -> None:
+    found = hashlib.sha256()
+    with blobs[sha]() as source, archive.open(_info(f"blobs/{sha}"), "w") as target:
+        while piece := source.read(_CHUNK):
+            found.update(piece)
+            target.write(piece)
+    if found.hexdigest() != sha:
+        raise StaleLock(
+            f"cannot pack the blob {sha}",
+            why=f"its content has the sha256 {found.hexdigest()}",
+            fix="remove out/cache and run again, so that it is derived from the source anew",
+        )
+
+
+def _check_members(names: list[str], archive: zipfile.ZipFile) -> None:
+    if len(names) != len(set(names)):
+        raise ValueError("a member stands in it twice")
+    for info in archive.infolist():
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+            raise ValueError(f"{info.filename!r} is compressed; a bundle is stored")
+        known = info.filename in ("__main__.py", "plan.json", "inputs.json")
+        if not known and not info.filename.startswith(("agent/", "blobs/")):
+            raise ValueError(f"{info.filename!r} does not belong into a bundle")
+
+
+def _check_blobs(plan: Plan, archive: zipfile.ZipFile) -> None:
+    for sha in plan.blobs():
+        found = hashlib.sha256()
+        with archive.open(f"blobs/{sha}") as stream:
+            while piece := stream.read(_CHUNK):
+                found.update(piece)
+        if found.hexdigest() != sha:
+            raise ValueError(f"blob {sha} has the content of {found.hexdigest()}")
+
+
+def drop_older(out: Path, keep: Bundle) -> None:
+    """Remove other bundles of this name from `out`, so that no one uploads yesterday's by mistake."""
+    for path in sorted(out.glob(f"{keep.plan.name}-" + "[0-9a-f]" * 12 + ".pyz")):
+        if path != keep.path:
+            path.unlink()
+
+
+__all__ = ["Bundle", "agent_digest", "drop_older", "file_sha256", "pack", "read"]
