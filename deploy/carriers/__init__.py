@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from deploy.agent.words import Verb
 from deploy.bundle import Bundle
+from deploy.evidence import Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class Carrier(Protocol):
         """The target as the operator typed it, for instance ``ssh:a``."""
         ...
 
-    def deliver(self, bundle: Bundle, request: Request) -> dict[str, Any]:
+    def deliver(self, bundle: Bundle, request: Request) -> Evidence:
         """Run one verb of the bundle's agent on the target and return its evidence (evidence/1).
 
         Raises:

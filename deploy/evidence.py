@@ -1,0 +1,111 @@
+"""What an agent said, as values; and whether it answers the plan that was asked about.
+
+The document is `evidence/1`: fields are added, never changed. Everything in which two equal targets
+may differ (host, time, durations) lies below ``incidental``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.agent.plan import Plan, is_sha256
+from deploy.agent.words import BundleError, Exit, FileState, Verb
+from deploy.errors import BadValues, Differs
+
+SCHEMA = "evidence/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One answer of an agent. `raw` is the whole document, for the record."""
+
+    raw: Mapping[str, Any]
+
+    @property
+    def verb(self) -> Verb:
+        return Verb(self.raw["verb"])
+
+    @property
+    def exit(self) -> Exit:
+        return Exit(self.raw["exit"])
+
+    @property
+    def outcome(self) -> str:
+        return str(self.raw.get("outcome", ""))
+
+    @property
+    def tree(self) -> str:
+        return str(self.raw.get("tree", ""))
+
+    @property
+    def files(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(self.raw.get("files") or ())
+
+    @property
+    def faults(self) -> tuple[Mapping[str, Any], ...]:
+        """The files that are not as the plan wants them."""
+        return tuple(row for row in self.files if row.get("state") != FileState.OK.value)
+
+    @property
+    def origin(self) -> Mapping[str, Any]:
+        return dict(self.raw.get("origin") or {})
+
+    @property
+    def error(self) -> BundleError | None:
+        """The agent's own three lines, when it failed."""
+        found = self.raw.get("error")
+        if not found:
+            return None
+        return BundleError(found["what"], why=found["why"], fix=found["fix"], exit=self.exit)
+
+    def answers(self, plan: Plan) -> bool:
+        """True when the agent spoke of exactly this plan."""
+        return self.raw.get("plan") == plan.digest
+
+
+def parse(text: bytes | str) -> Evidence:
+    """Read one evidence document, for instance pasted back from a web terminal.
+
+    Raises:
+        BadValues: it is not a whole evidence/1 document.
+    """
+    try:
+        raw = json.loads(text)
+        _check(raw)
+    except (ValueError, KeyError, TypeError, RecursionError) as err:
+        raise BadValues(
+            "this is no evidence of an agent",
+            why=f"{type(err).__name__}: {err}",
+            fix="paste the whole JSON that the bundle printed on stdout, from { to }",
+        ) from err
+    return Evidence(raw)
+
+
+def require_answer(evidence: Evidence, plan: Plan, where: str) -> None:
+    """Raise Differs when evidence speaks of another plan than this one."""
+    if not evidence.answers(plan):
+        raise Differs(
+            f"the evidence of {where} answers another plan",
+            why=f"it speaks of {evidence.raw.get('plan')}, the lock pins {plan.digest}",
+            fix="run the bundle whose name `inv bundle` printed, and take the evidence again",
+        )
+
+
+def _check(raw: Any) -> None:
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        raise ValueError(f"schema is not {SCHEMA}")
+    Verb(raw["verb"])
+    Exit(raw["exit"])
+    for key in ("plan", "tree"):
+        if raw.get(key) and not is_sha256(raw[key]):
+            raise ValueError(f"{key} is no sha256")
+    for row in raw.get("files") or ():
+        FileState(row["state"])
+        if not isinstance(row["path"], str):
+            raise ValueError("a file without a path")
+    error = raw.get("error")
+    if error and not all(isinstance(error.get(k), str) for k in ("what", "why", "fix")):
+        raise ValueError("its error has no three lines")

@@ -1,0 +1,156 @@
+"""The seven gates, in order: what each proves, and the proof.
+
+A gate that fails stops the later ones; "not applicable" needs a reason from the manifest. Verdicts
+are drawn from evidence only, never from what a deploy meant to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from deploy.agent.plan import Plan
+from deploy.evidence import Evidence
+from deploy.values import Delta, PathClass
+
+
+class Verdict(str, Enum):
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_REACHED = "not reached"
+    NOT_APPLICABLE = "not applicable"
+
+
+NAMES = {
+    1: "source complete",
+    2: "compile target",
+    3: "new binary installed",
+    4: "op registered",
+    5: "process state clean",
+    6: "real request dispatched",
+    7: "result comparable",
+}
+
+# What stays open even when every gate that was reached has passed.
+NOT_PROVEN = (
+    "that a kernel is numerically right (run the accuracy suite)",
+    "that a kernel is faster (run a counted benchmark against a baseline)",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """One gate's verdict. `proofs` say which bytes it rests on, `faults` what speaks against it."""
+
+    number: int
+    verdict: Verdict
+    reason: str = ""
+    proofs: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return NAMES[self.number]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "gate": self.number,
+            "name": self.name,
+            "verdict": self.verdict.value,
+            "reason": self.reason,
+            "proofs": list(self.proofs),
+            "faults": list(self.faults),
+        }
+
+
+def source_complete(plan: Plan, evidence: Evidence, delta: Delta | None) -> Gate:
+    """Gate 1: the whole diff is classed, and every runtime file is installed, compiled and found."""
+    faults = [*_missing_answers(plan, evidence), *_file_faults(evidence), *_origin_faults(evidence)]
+    if evidence.tree != plan.tree:
+        faults.append(f"tree read on the target is {evidence.tree or 'absent'}, not {plan.tree}")
+    proofs = [] if delta is None else [_classed(delta)]
+    proofs += _installed(plan, evidence) + _found_at(evidence)
+    return Gate(
+        number=1,
+        verdict=Verdict.FAILED if faults else Verdict.PASSED,
+        proofs=tuple(proofs),
+        faults=tuple(faults),
+    )
+
+
+def in_order(found: Sequence[Gate], waived: Mapping[int, str], until: str) -> tuple[Gate, ...]:
+    """Return all seven: those found, those the manifest waives, and the rest "not reached".
+
+    `until` says why nobody looked further, for instance "no service was started".
+    """
+    by_number = {gate.number: gate for gate in found}
+    gates: list[Gate] = []
+    stopped = ""
+    for number in NAMES:
+        gate = by_number.get(number)
+        if stopped:
+            gate = Gate(number=number, verdict=Verdict.NOT_REACHED, reason=stopped)
+        elif gate is None and number in waived:
+            gate = Gate(number=number, verdict=Verdict.NOT_APPLICABLE, reason=waived[number])
+        elif gate is None:
+            gate = Gate(number=number, verdict=Verdict.NOT_REACHED, reason=until)
+            stopped = until
+        elif gate.verdict is Verdict.FAILED:
+            stopped = f"gate {number} failed"
+        gates.append(gate)
+    return tuple(gates)
+
+
+def _missing_answers(plan: Plan, evidence: Evidence) -> list[str]:
+    """A verify that leaves a file out must not pass for one that looked at it."""
+    answered = {row["path"] for row in evidence.files}
+    return [
+        f"{entry.path}: the agent did not answer for it"
+        for entry in plan.files
+        if entry.path not in answered
+    ]
+
+
+def _file_faults(evidence: Evidence) -> list[str]:
+    return [_fault(row) for row in evidence.faults]
+
+
+def _fault(row: Mapping[str, Any]) -> str:
+    detail = row.get("why") or row.get("detail") or ""
+    return f"{row['path']}: {row['state']}" + (f" ({detail})" if detail else "")
+
+
+def _origin_faults(evidence: Evidence) -> list[str]:
+    probes = evidence.origin
+    if not probes:
+        return ["import origin was not probed"]
+    return [
+        f"from {where}: {probe.get('state')}: {probe.get('why', '')}".rstrip(": ")
+        for where, probe in sorted(probes.items())
+        if probe.get("state") != "ok"
+    ]
+
+
+def _classed(delta: Delta) -> str:
+    counts = ", ".join(f"{len(delta.of(cls))} {cls.value}" for cls in PathClass)
+    return f"{len(delta.changes)} changed paths, every one classed: {counts}"
+
+
+def _installed(plan: Plan, evidence: Evidence) -> list[str]:
+    ok = len(evidence.files) - len(evidence.faults)
+    compiled = sum(entry.compiled for entry in plan.files)
+    return [
+        f"{ok} of {len(plan.files)} files read back from disk and equal to the commit",
+        f"{compiled} modules compiled by {evidence.raw.get('python', {}).get('version', '?')}",
+        f"tree {evidence.tree}",
+    ]
+
+
+def _found_at(evidence: Evidence) -> list[str]:
+    return [
+        f"import from {where}: {probe.get('file', '')}"
+        for where, probe in sorted(evidence.origin.items())
+        if probe.get("state") == "ok"
+    ]
