@@ -90,10 +90,10 @@ def in_order(found: Sequence[Gate], waived: Mapping[int, str], until: str) -> tu
     stopped = ""
     for number in NAMES:
         gate = by_number.get(number)
-        if stopped:
-            gate = Gate(number=number, verdict=Verdict.NOT_REACHED, reason=stopped)
-        elif gate is None and number in waived:
+        if gate is None and number in waived:
             gate = Gate(number=number, verdict=Verdict.NOT_APPLICABLE, reason=waived[number])
+        elif stopped:
+            gate = Gate(number=number, verdict=Verdict.NOT_REACHED, reason=stopped)
         elif gate is None:
             gate = Gate(number=number, verdict=Verdict.NOT_REACHED, reason=until)
             stopped = until
