@@ -1,0 +1,1 @@
+"""One module for each namespace of tasks; tasks.py gathers them."""
