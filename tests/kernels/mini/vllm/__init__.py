@@ -1,0 +1,3 @@
+"""The package of the mini tree."""
+
+__version__ = "0.18.1"
