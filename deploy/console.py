@@ -1,0 +1,117 @@
+"""Where errors become text and exit codes, and how a task speaks: the one wrapper round all tasks.
+
+Data goes to stdout, progress and errors to stderr. A task that this module wraps may return an exit
+code; None is 0. What is no `BundleError` is our bug and crashes with its traceback (exit 1).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import json as jsonlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+import invoke
+
+from deploy.agent.words import printable
+from deploy.errors import BundleError, Exit
+
+__all__ = ["say", "show_json", "task"]
+
+_PIPE_CLOSED = 141  # what a shell shows for a program that SIGPIPE ended
+
+# One meaning a flag, in every task.
+_FLAGS = {
+    "name": "the manifest: manifests/NAME.yaml (default: $DCU_MANIFEST, the only one, or demo)",
+    "to": "where: local:ROOT, ssh:ALIAS, container:ID or image:REF; several by comma",
+    "json": "print one JSON value on stdout instead of text",
+}
+
+
+def say(line: str) -> None:
+    """Print one line of progress on stderr."""
+    print(printable(line), file=sys.stderr, flush=True)
+
+
+def show_json(value: Any) -> None:
+    """Print `value` on stdout as JSON, keys sorted, in ASCII (which any terminal can show)."""
+    print(jsonlib.dumps(value, indent=2, sort_keys=True, allow_nan=False))
+
+
+def task(
+    *, example: str, help: Mapping[str, str] | None = None, **options: Any
+) -> Callable[[Callable[..., int | None]], Any]:
+    """Make a function an Invoke task whose errors become text and an exit code.
+
+    `example` is a whole command line; it ends the task's --help. `help` holds a line for each flag
+    but --name, --to and --json, which mean the same everywhere. `options` are Invoke's own.
+    """
+
+    def wrap(body: Callable[..., int | None]) -> Any:
+        @functools.wraps(body)
+        def run(context: invoke.Context, **flags: Any) -> None:
+            act = functools.partial(body, context, **flags)
+            code = _outcome(act, as_json=bool(flags.get("json")))
+            if code:
+                raise invoke.Exit(code=code)
+
+        run.__doc__ = f"{inspect.cleandoc(body.__doc__ or '')}\n\nExample: {example}"
+        known = {k: v for k, v in _FLAGS.items() if k in inspect.signature(body).parameters}
+        return invoke.task(run, help={**known, **(help or {})}, **options)
+
+    return wrap
+
+
+def _outcome(act: Callable[[], int | None], *, as_json: bool) -> int:
+    _soften(sys.stdout, sys.stderr)
+    try:
+        code = _attempt(act, as_json=as_json)
+        if sys.stdout:
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # A reader like `head` may leave early. Any other broken pipe is a child's, and our bug.
+        if not _reader_left():
+            raise
+        return _PIPE_CLOSED
+
+
+def _attempt(act: Callable[[], int | None], *, as_json: bool) -> int:
+    try:
+        return int(act() or 0)
+    except BundleError as err:
+        return _report(err, as_json=as_json)
+    except KeyboardInterrupt:
+        say("interrupted")
+        return int(Exit.INTERRUPTED)
+
+
+def _report(err: BundleError, *, as_json: bool) -> int:
+    print(*map(printable, str(err).splitlines()), sep="\n", file=sys.stderr)
+    if as_json:
+        show_json({"schema": "error/1", "error": err.to_json()})
+    return int(err.exit)
+
+
+def _soften(*streams: TextIO) -> None:
+    """Let a terminal that lacks a character show its escape instead of ending the task."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _reader_left() -> bool:
+    """True when stdout or stderr is the broken pipe; such a stream then leads to /dev/null."""
+    left = False
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            left = True
+            # The interpreter flushes once more at its end; that must not fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return left

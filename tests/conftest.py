@@ -1,0 +1,108 @@
+"""What all areas share: services by marker, strict skips in CI, and the closing account of skips.
+
+A test that needs a service carries its marker (docker, sshd, hip, live), and
+`tests/provision.sh status` says whether it is there. A skip whose reason names a mend
+(`apt-get install ...`, `provision.sh`) is something that CI must have installed: with CI=true it is
+a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_PROVISION = Path(__file__).with_name("provision.sh")
+_SERVICES = ("docker", "sshd", "hip", "live")
+_CANNOT_BE_HAD = 77
+_MENDABLE = re.compile(r"apt-get install|provision\.sh")
+
+# Tests speak with git and children of their own; what a developer has set must not colour them.
+# Proxies stay: pip may need them, and code that must not use one is tested with one planted.
+_STRAY = re.compile(r"(GIT_|VLLM_|DCU_(?!TEST_)|INVOKE_|PYTHON(?!IOENCODING$)).*")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--live", action="store_true", help="also what runs the real vLLM server")
+    parser.addoption("--tally", metavar="FILE", help="write the counts as JSON to FILE")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name in [name for name in os.environ if _STRAY.fullmatch(name)]:
+        del os.environ[name]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for service in _SERVICES:
+        if item.get_closest_marker(service) is None:
+            continue
+        if service == "live" and not item.config.getoption("--live"):
+            pytest.skip("the live server was not asked for (--live)")
+        _require(service)
+
+
+def _require(service: str) -> None:
+    code, said = _status(service)
+    if code == _CANNOT_BE_HAD:
+        pytest.skip(f"{service} cannot be had here: {said}")
+    if code:
+        pytest.skip(f"{service} is not set up ({said}): tests/provision.sh start {service}")
+
+
+@lru_cache
+def _status(service: str) -> tuple[int, str]:
+    try:
+        done = subprocess.run(
+            ["sh", str(_PROVISION), "status", service],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 1, "no answer within 60 s"
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return done.returncode, lines[-1] if lines else f"exit {done.returncode}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report: Any = yield
+    if report.skipped and os.environ.get("CI") == "true" and _MENDABLE.search(_reason(report)):
+        report.outcome = "failed"
+        report.longrepr = f"CI must not skip what can be installed: {_reason(report)}"
+    return report
+
+
+def _reason(report: Any) -> str:
+    """Why a test was skipped, or what an expected failure expected."""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    return str(getattr(report, "wasxfail", "") or report.longrepr)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    stats = terminalreporter.stats
+    reasons = Counter(_reason(report) for report in stats.get("skipped", []))
+    if reasons:
+        terminalreporter.section("skipped", sep="-")
+        for reason, count in sorted(reasons.items()):
+            terminalreporter.write_line(f"{count:4d}  {reason}")
+    if config.getoption("--tally"):
+        _write_tally(Path(config.getoption("--tally")), stats, reasons)
+
+
+def _write_tally(path: Path, stats: dict[str, Any], reasons: Counter[str]) -> None:
+    kinds = ("passed", "failed", "error", "skipped", "xfailed")
+    counts = {kind: len(stats.get(kind, [])) for kind in kinds}
+    path.write_text(json.dumps({**counts, "reasons": dict(sorted(reasons.items()))}))
