@@ -18,6 +18,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import IO
 
 from deploy.agent.words import printable
 from deploy.errors import BadValues, StaleLock, UnfitTarget, Unreachable
-from deploy.git import Git, GitFailed, commit_head, fast_import, init_bare, quoted
+from deploy.git import Git, GitFailed, commit_head, fast_import, init_bare, quoted, write_blob
 
 __all__ = ["Wheel", "WheelSpec", "base_commit", "fetch", "pack", "unpack"]
 
@@ -259,13 +260,12 @@ def base_commit(wheel: Wheel, repo: Path) -> str:
     believed; one that is not whole is made again.
     """
     with _locked(repo), _opened(wheel) as (archive, members):
-        ref = f"refs/bundle/wheel-{wheel.sha256}"
-        if (found := _cached(repo, ref, members)) is not None:
+        if (found := _cached(repo, _ref(wheel), members)) is not None:
             return found
         shutil.rmtree(repo, ignore_errors=True)
         staged = repo.with_name(f"{repo.name}.new")
         shutil.rmtree(staged, ignore_errors=True)
-        made = fast_import(init_bare(staged), _import_stream(archive, members, ref, wheel))
+        made = _import(init_bare(staged), archive, members, wheel)
         staged.rename(repo)
         return made
 
@@ -303,18 +303,25 @@ def _git_mode(member: Member) -> str:
     return "100755" if member.mode & 0o100 else "100644"
 
 
-def _import_stream(
-    archive: zipfile.ZipFile, members: list[Member], ref: str, wheel: Wheel
-) -> Iterator[bytes]:
+def _import(git: Git, archive: zipfile.ZipFile, members: list[Member], wheel: Wheel) -> str:
+    def blob(member: Member) -> str:
+        with archive.open(member.info) as source:
+            return write_blob(git, _pieces(source), member.info.file_size)
+
+    # Two threads: inflating and hashing leave the interpreter's lock alone.
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        oids = list(pool.map(blob, members))
     newest = max((m.info.date_time for m in members), default=(1980, 1, 1, 0, 0, 0))
     time = max(EARLIEST, calendar.timegm(newest))
-    yield commit_head(ref, message=f"Import wheel sha256:{wheel.sha256}\n", time=time)
-    for member in members:
-        mode, path = _git_mode(member).encode(), quoted(member.path.encode())
-        yield b"M %s inline %s\ndata %d\n" % (mode, path, member.info.file_size)
-        with archive.open(member.info) as source:
-            yield from _pieces(source)
-        yield b"\n"
+    stream = [commit_head(_ref(wheel), message=f"Import wheel sha256:{wheel.sha256}\n", time=time)]
+    for member, oid in zip(members, oids, strict=True):
+        row = (_git_mode(member).encode(), oid.encode(), quoted(member.path.encode()))
+        stream.append(b"M %s %s %s\n" % row)
+    return fast_import(git, stream)
+
+
+def _ref(wheel: Wheel) -> str:
+    return f"refs/bundle/wheel-{wheel.sha256}"
 
 
 def _pieces(source: IO[bytes]) -> Iterator[bytes]:
