@@ -390,6 +390,7 @@ SHA256 = Scalar(
 )
 PORT = whole("a port", 1, 65535)
 COUNT = whole("a count", 1, 1_000_000_000)
+BYTES = whole("a count of bytes", 0, 10**17)
 ABSOLUTE = Scalar("an absolute path", f"/{_SEEN}*", _absolute)
 RELATIVE = Scalar("a relative path below its folder", f"{_SEEN}+", _relative)
 FOLDER = Scalar("a path", f"{_SEEN}+")

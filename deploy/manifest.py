@@ -275,7 +275,7 @@ class Launch:
 class ModelFile:
     """What one file of the model must be; at least one of the two."""
 
-    size: int | None = key(fields.COUNT, "bytes", None)
+    size: int | None = key(fields.BYTES, "bytes", None)
     sha256: str = key(fields.SHA256, "compared in full only on request", "")
 
     @staticmethod
@@ -347,7 +347,7 @@ class Profile:
 
     classes: Mapping[str, tuple[str, ...]] = key(
         MapOf(fields.NAME, ListOf(fields.TEXT, least=1), 1),
-        "kernel classes: name -> patterns (*, ?) of kernel names; the first class that fits wins",
+        "kernel classes: name -> patterns (*, ?) of kernel names; the longest that fits wins",
     )
     tool: str = key(fields.ABSOLUTE, "the profiler", "/opt/dtk/bin/hipprof")
     library_path: tuple[str, ...] = key(
