@@ -26,15 +26,22 @@ def make_plan(
     env_script: str = "",
     launch_dir: str = "",
     requires: Mapping[str, str] | None = None,
+    accept: Mapping[str, Sequence[str]] | None = None,
     extensions: Sequence[Extension] = (),
     artefacts: Sequence[PlannedFile] = (),
 ) -> Plan:
     """Return the plan of a submission: its overlay files, plus compiled artefacts.
 
+    `accept` holds, by path, the sha256 of further contents that may be there before.
+
     Raises:
         BadValues: a path has a git mode that cannot be installed, or two sources claim one path.
     """
-    files = [_planned(change) for change in delta.of(PathClass.OVERLAY)] + list(artefacts)
+    accept = accept or {}
+    _refuse_idle(accept, delta)
+    overlay = delta.of(PathClass.OVERLAY)
+    files = [_planned(change, accept.get(change.path, ())) for change in overlay]
+    files += artefacts
     files.sort(key=lambda entry: entry.path)
     _refuse_twins(files)
     plan = Plan(
@@ -52,13 +59,26 @@ def make_plan(
     return Plan.parse(plan.to_json())
 
 
-def _planned(change: Change) -> PlannedFile:
+def _planned(change: Change, accept: Sequence[str]) -> PlannedFile:
+    # A vendor's size and mode are unknown here; what counts of an assumed file is its content.
+    variants = (State(type="file", mode="0644", sha256=sha) for sha in sorted(set(accept)))
     return PlannedFile(
         path=change.path,
         role=_role(change.path),
         want=_state(change.path, change.new),
-        assume=(_state(change.path, change.old),),
+        assume=(_state(change.path, change.old), *variants),
     )
+
+
+def _refuse_idle(accept: Mapping[str, Sequence[str]], delta: Delta) -> None:
+    """A variant of a file that is not replaced would be a permission that nobody notices."""
+    replaced = {change.path for change in delta.of(PathClass.OVERLAY)}
+    if idle := sorted(set(accept) - replaced):
+        raise BadValues(
+            "overlay.accept names files that this overlay does not replace",
+            why=", ".join(idle),
+            fix="remove them from overlay.accept",
+        )
 
 
 def _role(path: str) -> str:

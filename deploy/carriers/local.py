@@ -84,7 +84,9 @@ class Local:
         return parse(out)
 
 
-def lay_root(root: Path, *, python: str, site: str, fill: Callable[[Path], None]) -> None:
+def lay_root(
+    root: Path, *, python: str, site: str, launch_dir: str, fill: Callable[[Path], None]
+) -> None:
     """Make `root` anew: the site filled by `fill`, a stand-in python3, an empty launch folder.
 
     The new root is made beside the old one and swapped in, so that an interrupted call leaves the
@@ -102,8 +104,9 @@ def lay_root(root: Path, *, python: str, site: str, fill: Callable[[Path], None]
     beside = root.with_name(f".{root.name}.{os.getpid()}")
     remove_tree(beside)
     try:
-        (beside / site.lstrip("/")).mkdir(parents=True)
+        (beside / site.lstrip("/")).parent.mkdir(parents=True)
         fill(beside / site.lstrip("/"))
+        (beside / launch_dir.lstrip("/")).mkdir(parents=True, exist_ok=True)
         _lay_python(beside, root, python, site)
         (beside / LAID).write_text("made by inv; safe to delete\n")
         remove_tree(root)

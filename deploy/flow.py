@@ -1,0 +1,346 @@
+"""manifest + lock -> plan -> bundle -> carrier -> agent -> evidence -> report. START READING HERE.
+
+Each function is one thing that an operator can ask for; its lines are the stages. A lock is applied
+by default, and nothing here re-resolves silently: what differs from the lock stops the call.
+"""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from deploy import bundle as bundles
+from deploy import gates, report, source, submission, wheel
+from deploy.agent.words import Exit, Verb, digest
+from deploy.bundle import Bundle
+from deploy.carriers import Carrier, Request
+from deploy.carriers.local import lay_root, parse_local
+from deploy.console import say
+from deploy.errors import BadValues, BundleError, Differs, StaleLock, worst
+from deploy.evidence import Evidence, require_answer
+from deploy.gates import Gate
+from deploy.layout import HERE, Layout
+from deploy.lock import Lock, check_fresh, read_lock, write_lock
+from deploy.submission import Submission
+from deploy.values import PathClass
+
+_NO_SERVICE = "no service was started from this target"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """What came of one target: evidence and gates, or the error that kept it from answering."""
+
+    target: str
+    evidence: Evidence | None = None
+    gates: tuple[Gate, ...] = ()
+    error: BundleError | None = None
+
+    @property
+    def exit(self) -> Exit:
+        if self.error is not None:
+            return self.error.exit
+        assert self.evidence is not None
+        failed = any(gate.verdict is gates.Verdict.FAILED for gate in self.gates)
+        return worst([self.evidence.exit, Exit.DIFFERS if failed else Exit.OK])
+
+
+# --- what an operator can ask for -----------------------------------------------------------------
+
+
+def plan(name: str, layout: Layout = HERE, *, worktree: bool = False) -> Submission:
+    """Resolve a manifest and say what its plan would be; no lock is needed."""
+    return submission.resolve(submission.load(name, layout), layout, worktree=worktree)
+
+
+def lock(name: str, layout: Layout = HERE) -> tuple[Lock, bool]:
+    """Resolve a manifest and pin everything; return the lock and whether the file changed."""
+    found = plan(name, layout)
+    made = Lock(inputs=found.inputs, expect=_expect(found, _pack(found)))
+    return made, write_lock(layout.lock(found.name), made)
+
+
+def bundle(name: str, layout: Layout = HERE) -> tuple[Submission, Bundle]:
+    """Return the locked bundle, made anew unless the pinned one lies there already."""
+    found, pinned = locked(name, layout)
+    return found, _locked_bundle(found, pinned)
+
+
+def run(name: str, to: str, request: Request, layout: Layout = HERE) -> list[Visit]:
+    """Bring the locked bundle to each target, one verb; a target that fails stops no other."""
+    found, made = bundle(name, layout)
+    return [_visit(found, made, target, request) for target in _targets(found, to)]
+
+
+def deploy(name: str, to: str, request: Request, layout: Layout = HERE) -> list[Visit]:
+    """Deploy to each target, then have another process verify it."""
+    found, made = bundle(name, layout)
+    return [_deploy(found, made, target, request) for target in _targets(found, to)]
+
+
+def reproduce(name: str, layout: Layout = HERE) -> tuple[Visit, list[dict[str, str]]]:
+    """Re-derive a submission from its lock into a fresh root, and compare every identity.
+
+    Raises:
+        Differs: the first link that diverged, with both values.
+    """
+    manifest = submission.load(name, layout)
+    pinned = read_lock(layout.lock(manifest.name))
+    check_fresh(pinned, manifest)
+    found = submission.resolve(manifest, layout)
+    say(f"{found.name}: resolved {found.delta.base[:12]}..{found.delta.head[:12]}")
+    links = _compare(_source_links(found, pinned))
+    made = _pack(found)
+    say(f"{found.name}: packed {made.path.name}")
+    links += _compare(_bundle_links(found, made, pinned))
+    root = _lay(found)
+    say(f"{found.name}: laid a pristine root at {root}")
+    visit = _deploy(found, made, parse_local(str(root)), Request(verb=Verb.DEPLOY))
+    if visit.evidence is not None:
+        links += _compare([("tree", str(pinned.expect.get("tree", "")), visit.evidence.tree)])
+        _write_evidence(found, visit, links)
+    return visit, links
+
+
+def locked(name: str, layout: Layout = HERE) -> tuple[Submission, Lock]:
+    """Resolve a manifest and hold it against its lock.
+
+    Raises:
+        StaleLock: there is no lock, it was edited, or today's inputs are not the locked ones.
+    """
+    manifest = submission.load(name, layout)
+    pinned = read_lock(layout.lock(manifest.name))
+    check_fresh(pinned, manifest)
+    found = submission.resolve(manifest, layout)
+    try:
+        _compare(_source_links(found, pinned))
+    except Differs as err:
+        raise StaleLock(err.what, why=err.why, fix=f"run `inv lock -n {found.name}`") from err
+    return found, pinned
+
+
+# --- stages ---------------------------------------------------------------------------------------
+
+
+def _expect(found: Submission, made: Bundle) -> dict[str, Any]:
+    return {
+        "plan": found.plan.digest,
+        "payload": found.plan.payload,
+        "tree": found.plan.tree,
+        "bundle": made.sha256,
+        "agent": made.agent,
+    }
+
+
+def _pack(found: Submission) -> Bundle:
+    made = bundles.pack(found.plan, found.inputs, _Contents(found), found.layout.out)
+    bundles.drop_older(found.layout.out, made)
+    return made
+
+
+def _locked_bundle(found: Submission, pinned: Lock) -> Bundle:
+    """The pinned bundle if it lies there, else made anew; either way it has the pinned digest."""
+    want = str(pinned.expect.get("bundle", ""))
+    path = found.layout.out / f"{found.name}-{want[:12]}.pyz"
+    if path.exists():
+        if (sha256 := bundles.file_sha256(path)) != want:
+            raise StaleLock(
+                f"{path.name} is not the bundle that was locked",
+                why=f"its sha256 is {sha256}, the lock pins {want}",
+                fix=f"remove {path}; it is made again from the source",
+            )
+        return bundles.read(path)
+    made = _pack(found)
+    try:
+        _compare(_bundle_links(found, made, pinned))
+    except Differs as err:
+        raise StaleLock(err.what, why=err.why, fix=err.fix) from err
+    return made
+
+
+def _source_links(found: Submission, pinned: Lock) -> list[tuple[str, str, str]]:
+    old = pinned.inputs
+    return [
+        ("base commit", str(old.get("base", "")), found.delta.base),
+        ("head commit", str(old.get("head", "")), found.delta.head),
+        ("blobs", digest(old.get("files")), digest(found.inputs["files"])),
+        ("inputs", pinned.digest, digest(found.inputs)),
+        ("plan", str(pinned.expect.get("plan", "")), found.plan.digest),
+        ("payload", str(pinned.expect.get("payload", "")), found.plan.payload),
+    ]
+
+
+def _bundle_links(found: Submission, made: Bundle, pinned: Lock) -> list[tuple[str, str, str]]:
+    del found
+    return [
+        # Before the bundle, since a changed agent is the first suspect when only its bytes differ.
+        ("agent", str(pinned.expect.get("agent", "")), made.agent),
+        ("bundle", str(pinned.expect.get("bundle", "")), made.sha256),
+    ]
+
+
+def _compare(links: Sequence[tuple[str, str, str]]) -> list[dict[str, str]]:
+    """Return the links as rows; raise Differs at the first that diverged."""
+    for link, was, now in links:
+        if was != now:
+            raise Differs(
+                f"the first link that diverged from the lock: {link}",
+                why=f"locked {was or 'nothing'}, found {now or 'nothing'}",
+                fix=_SUSPECTS.get(link, "read `git log` of the manifest, its series and the lock"),
+            )
+    return [{"link": link, "locked": was, "found": now} for link, was, now in links]
+
+
+_SUSPECTS = {
+    "agent": "this product's agent changed since the lock, the payload did not: run `inv lock`",
+    "base commit": "compare the wheel's sha256, or the repository, with the manifest's",
+    "head commit": "compare overlay/ with the commit that was locked",
+}
+
+
+def _lay(found: Submission) -> Path:
+    base, pinned = found.manifest.base, found.wheel
+    if pinned is None:
+        raise BadValues(
+            f"{found.name} has no base that can be laid on this machine",
+            why="its source is a repository; the target's own files are its base",
+            fix="deploy to a target that holds the base: `inv deploy -t ssh:ALIAS` or container:ID",
+        )
+    root = found.out / "root"
+    found.out.mkdir(parents=True, exist_ok=True)
+    launch = found.manifest.launch.dir if found.manifest.launch else ""
+    lay_root(
+        root,
+        python=base.python,
+        site=base.site,
+        launch_dir=launch,
+        fill=partial(wheel.unpack, pinned),
+    )
+    return root
+
+
+def _targets(found: Submission, to: str) -> list[Carrier]:
+    """Return the carriers of a comma list; the default is the root that reproduce left."""
+    texts = [text.strip() for text in to.split(",") if text.strip()]
+    texts = texts or [f"local:{found.out / 'root'}"]
+    return [_carrier(text) for text in texts]
+
+
+def _carrier(text: str) -> Carrier:
+    kind, _, rest = text.partition(":")
+    if kind not in _CARRIERS or not rest:
+        raise BadValues(
+            f"{text} is no target",
+            why="a target is local:ROOT, ssh:ALIAS, container:ID or image:REF",
+            fix="name one with -t; several are separated by commas",
+        )
+    return _CARRIERS[kind](rest)
+
+
+_CARRIERS: dict[str, Callable[[str], Carrier]] = {"local": parse_local}
+
+
+def _deploy(found: Submission, made: Bundle, target: Carrier, request: Request) -> Visit:
+    visit = _visit(found, made, target, request)
+    if visit.exit != Exit.OK:
+        return visit
+    say(f"{target.name}: deployed; verifying in another process")
+    return _visit(found, made, target, _as_verify(request))
+
+
+def _as_verify(request: Request) -> Request:
+    return Request(
+        verb=Verb.VERIFY,
+        site=request.site,
+        python=request.python,
+        env_script=request.env_script,
+        launch_dir=request.launch_dir,
+        operator=request.operator,
+        recompile=True,
+    )
+
+
+def _visit(found: Submission, made: Bundle, target: Carrier, request: Request) -> Visit:
+    try:
+        evidence = target.deliver(made, request)
+        if evidence.error is not None:
+            return Visit(target=target.name, evidence=evidence, error=evidence.error)
+        require_answer(evidence, found.plan, target.name)
+    except BundleError as err:
+        return Visit(target=target.name, error=err)
+    verdicts = _judge(found, evidence) if request.verb is Verb.VERIFY else ()
+    visit = Visit(target=target.name, evidence=evidence, gates=verdicts)
+    if request.verb is Verb.VERIFY:
+        _write_evidence(found, visit)
+    return visit
+
+
+def _judge(found: Submission, evidence: Evidence) -> tuple[Gate, ...]:
+    first = gates.source_complete(found.plan, evidence, found.delta)
+    waived = dict(found.waived)
+    if found.manifest.kernels is None and not found.delta.of(PathClass.KERNEL):
+        for number in (2, 3, 4):
+            waived.setdefault(number, "the manifest has no kernels and the diff no kernel source")
+    return gates.in_order([first], waived, _NO_SERVICE)
+
+
+def _write_evidence(
+    found: Submission, visit: Visit, links: Sequence[Mapping[str, str]] = ()
+) -> Path:
+    """Write the agent's evidence with our verdicts added; beside its place, then renamed."""
+    assert visit.evidence is not None
+    document = {
+        **visit.evidence.raw,
+        "target": visit.target,
+        "source": report.delta_json(found.delta),
+        "gates": [gate.to_json() for gate in visit.gates],
+        "links": list(links),
+    }
+    path = evidence_path(found, visit.target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".new")
+    beside.write_text(report.as_json(document) + "\n", encoding="utf-8")
+    beside.replace(path)
+    return path
+
+
+def evidence_path(found: Submission, target: str) -> Path:
+    """``out/NAME/evidence.json`` for the default root, ``evidence-TARGET.json`` for any other."""
+    if target == f"local:{(found.out / 'root').resolve()}":
+        return found.out / "evidence.json"
+    slug = "".join(c if c.isalnum() or c in "-._" else "-" for c in target)
+    return found.out / f"evidence-{slug}.json"
+
+
+def operator() -> str:
+    """Who is asking, for locks and receipts on a target."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents(Mapping[str, Callable[[], IO[bytes]]]):
+    """The contents of a submission's blobs by sha256, read from git objects when opened."""
+
+    found: Submission
+
+    def __getitem__(self, sha: str) -> Callable[[], IO[bytes]]:
+        oid = next(
+            change.new.oid
+            for change in self.found.delta.of(PathClass.OVERLAY)
+            if change.new is not None and change.new.sha256 == sha
+        )
+        return partial(source.open_blob, self.found.repo, oid)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.found.plan.blobs())
+
+    def __len__(self) -> int:
+        return len(self.found.plan.blobs())
+
+
+__all__ = ["Visit", "bundle", "deploy", "lock", "locked", "operator", "plan", "reproduce", "run"]

@@ -1,0 +1,186 @@
+"""A manifest and everything it resolves to: repository, difference, plan and lock inputs.
+
+`resolve` is this module's face. Nothing in here writes to a target or believes a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy import manifest as manifests
+from deploy import series, source, wheel
+from deploy.agent.plan import Extension, Plan, PlannedFile
+from deploy.errors import BadValues
+from deploy.layout import Layout
+from deploy.lock import SCHEMA
+from deploy.manifest import Manifest
+from deploy.plan import make_plan
+from deploy.values import Blob, Change, Delta
+
+# A folder beside a series that holds the base itself, for manifests that need no network.
+OWN_BASE = "base"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What a manifest means today. `inputs` is what a lock would pin of it."""
+
+    manifest: Manifest
+    layout: Layout
+    repo: Path
+    delta: Delta
+    plan: Plan
+    inputs: Mapping[str, Any]
+    wheel: wheel.Wheel | None = None
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def out(self) -> Path:
+        return self.layout.out_of(self.name)
+
+    @property
+    def waived(self) -> dict[int, str]:
+        """Gates that the manifest says cannot apply, with its reasons."""
+        return {int(n): why for n, why in self.manifest.gates.not_applicable.items()}
+
+
+def resolve(manifest: Manifest, layout: Layout, *, worktree: bool = False) -> Submission:
+    """Look up everything that `manifest` names.
+
+    With `worktree` the head is a throw-away commit of the files as they lie there now; such a
+    submission cannot be locked.
+
+    Raises:
+        BadValues, StaleLock, UnfitTarget, Unreachable: from the part that could not be resolved.
+    """
+    repo, base, head, pinned = _commits(manifest, layout, worktree=worktree)
+    delta = source.delta(
+        repo,
+        base=base,
+        head=head,
+        rules=_rules(manifest),
+        may_be_dirty=manifest.source.may_be_dirty,
+        check_worktree=not worktree and manifest.source.wheel is None,
+    )
+    plan = _plan(manifest, delta)
+    return Submission(
+        manifest=manifest,
+        layout=layout,
+        repo=repo,
+        delta=delta,
+        plan=plan,
+        inputs=_inputs(manifest, delta),
+        wheel=pinned,
+    )
+
+
+def _commits(
+    manifest: Manifest, layout: Layout, *, worktree: bool
+) -> tuple[Path, str, str, wheel.Wheel | None]:
+    wanted = manifest.source
+    if wanted.wheel is not None:
+        if worktree:
+            raise _no_worktree(manifest)
+        return _of_wheel(manifest, layout)
+    repo = (layout.top / Path(wanted.git).expanduser()).resolve()
+    head = source.worktree_commit(repo, wanted.head, _rules(manifest)) if worktree else wanted.head
+    return repo, wanted.base, head, None
+
+
+def _of_wheel(manifest: Manifest, layout: Layout) -> tuple[Path, str, str, wheel.Wheel]:
+    spec = manifest.source.wheel
+    assert spec is not None
+    folder = layout.top / manifest.source.series
+    own = folder / OWN_BASE
+    found = wheel.fetch(
+        wheel.WheelSpec(
+            name=spec.name,
+            version=spec.version,
+            sha256=spec.sha256,
+            platform=spec.platform,
+            python=spec.python,
+        ),
+        layout.cache,
+        made_from=own if own.is_dir() else None,
+    )
+    repo = layout.cache / "repos" / f"{spec.sha256}.git"
+    base = wheel.base_commit(found, repo)
+    return repo, base, series.head_commit(repo, base, folder), found
+
+
+def _no_worktree(manifest: Manifest) -> BadValues:
+    return BadValues(
+        f"{manifest.name} has no work tree to deploy",
+        why="its source is a pinned wheel and a series of edits",
+        fix="edit the series, or use a manifest with `source.git`",
+    )
+
+
+def _rules(manifest: Manifest) -> source.Rules:
+    return source.Rules(
+        include=manifest.overlay.include,
+        ignore=manifest.overlay.ignore,
+        kernels=manifest.kernel_sources,
+        package=manifest.source.package,
+    )
+
+
+def _plan(manifest: Manifest, delta: Delta, artefacts: tuple[PlannedFile, ...] = ()) -> Plan:
+    base, kernels = manifest.base, manifest.kernels
+    # An extension is proven only where its artefact is part of the plan.
+    built = {entry.path for entry in artefacts}
+    return make_plan(
+        name=manifest.name,
+        package=manifest.source.package,
+        python=base.python,
+        site=base.site,
+        env_script=base.env_script,
+        launch_dir=manifest.launch.dir if manifest.launch else "",
+        requires=base.requires,
+        delta=delta,
+        accept={path: variant.sha256 for path, variant in manifest.overlay.accept.items()},
+        artefacts=artefacts,
+        extensions=[
+            Extension(module=ext.module, namespace=ext.namespace, ops=ext.ops)
+            for ext in (kernels.extensions.values() if kernels and built else ())
+        ],
+    )
+
+
+def _inputs(manifest: Manifest, delta: Delta) -> dict[str, Any]:
+    """What a lock pins and a bundle carries: no path of this machine, no clock but the commit's."""
+    return {
+        "schema": SCHEMA,
+        "manifest": manifest.meaning(),
+        "base": delta.base,
+        "head": delta.head,
+        "head_time": delta.head_time,
+        "files": [_row(change) for change in delta.changes],
+    }
+
+
+def _row(change: Change) -> dict[str, Any]:
+    return {
+        "path": change.path,
+        "class": change.cls.value,
+        "reason": change.reason,
+        "old": _side(change.old),
+        "new": _side(change.new),
+    }
+
+
+def _side(blob: Blob | None) -> dict[str, Any] | None:
+    if blob is None:
+        return None
+    return {"blob": blob.oid, "mode": blob.mode, "sha256": blob.sha256, "size": blob.size}
+
+
+def load(name: str, layout: Layout) -> Manifest:
+    """Return the manifest that is meant by `name` (see `deploy.manifest.choose`)."""
+    return manifests.load(layout.manifest(manifests.choose(name, layout)))
