@@ -11,6 +11,7 @@ import inspect
 import io
 import json as jsonlib
 import os
+import select
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
@@ -105,12 +106,12 @@ def _soften(*streams: TextIO) -> None:
 
 
 def _reader_left() -> bool:
-    """True when stdout or stderr is the broken pipe; such a stream then leads to /dev/null."""
+    """True when nobody is at the other end of stdout or stderr; it then leads to nowhere."""
     left = False
     for stream in filter(None, (sys.stdout, sys.stderr)):
-        try:
-            stream.flush()
-        except BrokenPipeError:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
             left = True
             # The interpreter flushes once more at its end; that must not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

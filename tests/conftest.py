@@ -74,6 +74,35 @@ def _status(service: str) -> tuple[int, str]:
     return done.returncode, lines[-1] if lines else f"exit {done.returncode}"
 
 
+@pytest.fixture(scope="session")
+def pythons() -> dict[str, Path]:
+    """Every interpreter that is here, "3.10" -> its path: on PATH, or kept by a version manager."""
+    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    folders = [Path(f) for f in os.environ.get("PATH", "").split(os.pathsep) if f]
+    named = [
+        f / name for f in folders for name in ("python3", *(f"python3.{n}" for n in range(6, 15)))
+    ]
+    found: dict[str, Path] = {}
+    for path in [*sorted(kept.glob("*/bin/python")), *named]:
+        version = _version_of(path) if os.access(path, os.X_OK) else None
+        if version:
+            found.setdefault(version, path)
+    return found
+
+
+@lru_cache
+def _version_of(python: Path) -> str | None:
+    """Return "3.11" for an interpreter that starts, None for one that does not (some shims)."""
+    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        done = subprocess.run(
+            [python, "-E", "-S", "-c", ask], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report: Any = yield

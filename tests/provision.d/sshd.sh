@@ -2,6 +2,7 @@
 # OpenSSH's server, client and sftp-server. Tests start their own sshd on a high port of 127.0.0.1;
 # the system's is neither needed nor started.
 set -eu
+# shellcheck source=tests/provision.d/debian.inc
 . "$(dirname -- "$0")/debian.inc"
 
 verb=${1:-start}

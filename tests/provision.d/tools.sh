@@ -1,6 +1,7 @@
 #!/bin/sh
 # Small Debian packages that tests of any area use: add yours to the list.
 set -eu
+# shellcheck source=tests/provision.d/debian.inc
 . "$(dirname -- "$0")/debian.inc"
 
 verb=${1:-start}

@@ -1,0 +1,231 @@
+"""The wrapper round all tasks, run as a person runs it: `inv` in a child process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from deploy import errors
+from deploy.errors import BundleError, Exit
+from deploy.layout import HERE
+
+_TASKS = '''
+import os, subprocess, sys, time
+import deploy.errors as errors
+from deploy.console import say, show_json, task
+
+@task(example="./inv fail --kind Refused", help={"kind": "the class of the error"})
+def fail(_, kind="Refused", json=False):
+    """Fail as asked."""
+    raise getattr(errors, kind)("cannot do \\x1b[31mit", why="a reason", fix="a mend")
+
+@task(example="./inv many")
+def many(_):
+    """Fail with several faults."""
+    faults = "demo.yaml: 2 faults\\n  1:1: one\\n  2:1: two"
+    raise errors.BadValues(faults, why="because", fix="mend")
+
+@task(example="./inv crash")
+def crash(_):
+    """Meet a bug."""
+    return 1 // 0
+
+@task(example="./inv wait")
+def wait(_):
+    """Wait for a signal."""
+    say("waiting")
+    time.sleep(30)
+
+@task(example="./inv flood")
+def flood(_):
+    """Print more than a pipe holds."""
+    for number in range(200_000):
+        print(number)
+
+@task(example="./inv deaf")
+def deaf(_):
+    """Write to a child that does not read."""
+    child = subprocess.Popen(["true"], stdin=subprocess.PIPE)
+    child.wait()
+    child.stdin.write(b"x" * 1_000_000)
+    child.stdin.flush()
+
+@task(example="./inv answer --code 10", help={"code": "the code"})
+def answer(_, code=0):
+    """Return an exit code."""
+    print("\\u6587\\u4ef6")
+    return code
+
+@task(example="./inv data")
+def data(_, json=False):
+    """Print data."""
+    say("progress")
+    show_json({"b": 1, "a": "\\u6587"})
+'''
+
+
+@pytest.fixture
+def inv(tmp_path: Path):
+    """Run `inv` on the tasks above; returns the finished process."""
+    (tmp_path / "tasks.py").write_text(_TASKS)
+    script = f"import sys; sys.path.insert(0, {str(HERE.top)!r}); sys.argv[0] = 'inv'\n"
+    script += "from invoke.main import program; program.run()"
+
+    def run(*argv: str, start=subprocess.run, **options):
+        command = [sys.executable, "-c", script, "--search-root", str(tmp_path), *argv]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        if start is subprocess.run:
+            pipes["timeout"] = 60
+        return start(command, **{**pipes, "encoding": "utf-8", **options})
+
+    return run
+
+
+_KINDS = sorted(
+    n for n, v in vars(errors).items() if isinstance(v, type) and v.__base__ is BundleError
+)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_an_error_becomes_three_lines_and_the_exit_code_of_its_class(inv, kind: str) -> None:
+    done = inv("fail", "--kind", kind)
+
+    assert done.returncode == int(getattr(errors, kind).exit)
+    assert done.stdout == ""
+    assert done.stderr == "cannot do \\x1b[31mit\n  why: a reason\n  fix: a mend\n"
+
+
+def test_an_error_of_many_lines_keeps_them(inv) -> None:
+    done = inv("many")
+
+    assert done.returncode == Exit.VALUES
+    assert done.stderr.splitlines()[:3] == ["demo.yaml: 2 faults", "  1:1: one", "  2:1: two"]
+
+
+def test_with_json_an_error_is_data_on_stdout_too(inv) -> None:
+    done = inv("fail", "--json")
+
+    assert done.returncode == Exit.REFUSED
+    assert json.loads(done.stdout)["error"]["exit"] == Exit.REFUSED
+    assert done.stderr.count("\n") == 3
+
+
+def test_a_bug_shows_its_traceback_and_is_exit_1(inv) -> None:
+    done = inv("crash")
+
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert "Traceback" in done.stderr
+
+
+def test_an_interrupt_is_one_line_and_exit_130(inv) -> None:
+    child = inv("wait", start=subprocess.Popen)
+    assert child.stderr.readline() == "waiting\n"
+
+    child.send_signal(signal.SIGINT)
+    _, rest = child.communicate(timeout=30)
+
+    assert child.returncode == 130
+    assert rest == "interrupted\n"
+
+
+def test_a_reader_that_leaves_early_is_no_error_to_see(inv) -> None:
+    child = inv("flood", start=subprocess.Popen)
+    assert child.stdout.readline() == "0\n"
+
+    child.stdout.close()
+    with child.stderr:
+        said = child.stderr.read()
+
+    assert child.wait(30) == 141
+    assert said == ""
+
+
+def test_a_child_that_does_not_read_is_our_bug_and_seen(inv) -> None:
+    done = inv("deaf")
+
+    assert done.returncode == 1
+    assert "BrokenPipeError" in done.stderr
+
+
+def test_a_tasks_exit_code_is_the_calls_exit_code(inv) -> None:
+    assert inv("answer", "--code", "10").returncode == 10
+    assert inv("answer").returncode == 0
+
+
+def test_a_terminal_without_the_character_shows_its_escape(inv) -> None:
+    done = inv("answer", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+
+    assert done.returncode == 0
+    assert done.stdout == "\\u6587\\u4ef6\n"
+
+
+def test_a_closed_stdout_ends_no_task_with_a_traceback(inv) -> None:
+    done = inv("data", preexec_fn=lambda: os.close(1), stdout=None)
+
+    assert "Traceback" not in done.stderr
+
+
+def test_data_goes_to_stdout_and_progress_to_stderr(inv) -> None:
+    done = inv("data")
+
+    assert json.loads(done.stdout) == {"a": "文", "b": 1}
+    assert done.stdout.isascii()
+    assert done.stderr == "progress\n"
+
+
+def test_help_shows_the_flags_and_an_example(inv) -> None:
+    done = inv("--help", "fail")
+
+    assert "Example: ./inv fail --kind Refused" in done.stdout
+    assert "the class of the error" in done.stdout
+    assert "print one JSON value" in done.stdout
+
+
+@lru_cache  # Invoke gives each flag's help away once
+def _every_task() -> dict[str, tuple[str, tuple]]:
+    """The name of each task, its docstring and its arguments."""
+    import tasks
+
+    every = {name: tasks.namespace[name] for name in tasks.namespace.task_names}
+    return {name: (task.__doc__, tuple(task.get_arguments())) for name, task in every.items()}
+
+
+def test_every_flag_has_a_default_and_a_help_line_and_every_task_an_example() -> None:
+    assert _every_task()
+    for name, (doc, flags) in _every_task().items():
+        assert [f.name for f in flags if f.positional] == [], name
+        assert [f.name for f in flags if not f.help] == [], name
+        assert "json" in {f.name for f in flags}, name
+        assert "Example: ./inv " in doc, name
+
+
+def test_the_manifest_is_n_and_the_target_is_t_in_every_task() -> None:
+    for name, (_, flags) in _every_task().items():
+        shorts = {f.name: set(f.names) for f in flags}
+        assert "n" in shorts.get("name", "n"), name
+        assert "t" in shorts.get("to", "t"), name
+
+
+def test_listing_the_tasks_imports_nothing_heavy() -> None:
+    heavy = {"fabric", "paramiko", "docker", "jinja2", "rich", "pydantic", "requests", "elftools"}
+    ask = "import sys, tasks; print(*sys.modules)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", ask],
+        cwd=HERE.top,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert set(done.stdout.split()) & heavy == set()
+    assert "deploy.console" in done.stdout
