@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -25,7 +25,8 @@ AGENT = Path(__file__).resolve().parent / "agent"
 _TIME = (1980, 1, 1, 0, 0, 0)
 _CHUNK = 1 << 20
 
-Opener = Callable[[], IO[bytes]]
+# Copies the content of each sha256 it is handed into the stream beside it, in the order given.
+Fill = Callable[[Iterator[tuple[str, "Sink"]]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +40,22 @@ class Bundle:
     agent: str  # sha256 over the agent's sources, see `agent_digest`
 
 
-def pack(plan: Plan, inputs: Mapping[str, Any], blobs: Mapping[str, Opener], out: Path) -> Bundle:
+class Sink:
+    """A stream into one member of the zip, which hashes what passes."""
+
+    def __init__(self, target: IO[bytes]) -> None:
+        self._target = target
+        self.sha256 = hashlib.sha256()
+
+    def write(self, piece: bytes) -> int:
+        self.sha256.update(piece)
+        return self._target.write(piece)
+
+
+def pack(plan: Plan, inputs: Mapping[str, Any], fill: Fill, out: Path) -> Bundle:
     """Write ``out/NAME-<12 hex>.pyz`` and return it; the same arguments give the same bytes.
 
-    `blobs` opens the content of each sha256 that `plan.blobs()` names; contents are streamed and
+    `fill` is asked once for the contents of all that `plan.blobs()` names; they are streamed and
     re-hashed on the way.
 
     Raises:
@@ -54,8 +67,7 @@ def pack(plan: Plan, inputs: Mapping[str, Any], blobs: Mapping[str, Opener], out
         with zipfile.ZipFile(beside, "w", zipfile.ZIP_STORED, strict_timestamps=True) as archive:
             for name, text in _members(plan, inputs):
                 archive.writestr(_info(name), text)
-            for sha in plan.blobs():
-                _copy_blob(archive, sha, blobs)
+            fill(_sinks(archive, plan.blobs()))
         sha256 = file_sha256(beside)
         path = out / f"{plan.name}-{sha256[:12]}.pyz"
         os.replace(beside, path)
@@ -137,18 +149,18 @@ def _info(name: str) -> zipfile.ZipInfo:
     return info
 
 
-def _copy_blob(archive: zipfile.ZipFile, sha: str, blobs: Mapping[str, Opener]) -> None:
-    found = hashlib.sha256()
-    with blobs[sha]() as source, archive.open(_info(f"blobs/{sha}"), "w") as target:
-        while piece := source.read(_CHUNK):
-            found.update(piece)
-            target.write(piece)
-    if found.hexdigest() != sha:
-        raise StaleLock(
-            f"cannot pack the blob {sha}",
-            why=f"its content has the sha256 {found.hexdigest()}",
-            fix="remove out/cache and run again, so that it is derived from the source anew",
-        )
+def _sinks(archive: zipfile.ZipFile, blobs: Sequence[str]) -> Iterator[tuple[str, Sink]]:
+    """Open one member after the other; each is checked when the next one is asked for."""
+    for sha in blobs:
+        with archive.open(_info(f"blobs/{sha}"), "w") as member:
+            sink = Sink(member)
+            yield sha, sink
+        if sink.sha256.hexdigest() != sha:
+            raise StaleLock(
+                f"cannot pack the blob {sha}",
+                why=f"its content has the sha256 {sink.sha256.hexdigest()}",
+                fix="remove out/cache and run again, so that it is derived from the source anew",
+            )
 
 
 def _check_members(names: list[str], archive: zipfile.ZipFile) -> None:
@@ -173,7 +185,7 @@ def _check_blobs(plan: Plan, archive: zipfile.ZipFile) -> None:
 
 
 def drop_older(out: Path, keep: Bundle) -> None:
-    """Remove other bundles of this name from `out`, so that no one uploads yesterday's by mistake."""
+    """Remove other bundles of this name from `out`, so that nobody uploads yesterday's."""
     for path in sorted(out.glob(f"{keep.plan.name}-" + "[0-9a-f]" * 12 + ".pyz")):
         if path != keep.path:
             path.unlink()

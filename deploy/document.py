@@ -146,11 +146,14 @@ def _bytes(path: Path, name: str) -> bytes:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as err:
         raise _unreadable(name, str(err.strerror)) from err
-    with open(handle, "rb") as file:
+    try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise _unreadable(name, "it is not a regular file")
-        raw = file.read(SIZE_LIMIT + 1)
+        with open(handle, "rb", closefd=False) as file:
+            raw = file.read(SIZE_LIMIT + 1)
+    finally:
+        os.close(handle)
     if len(raw) > SIZE_LIMIT:
         size = max(status.st_size, len(raw))
         raise _unreadable(name, f"it has {size:,} bytes, more than the {SIZE_LIMIT:,} allowed")

@@ -9,10 +9,9 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from deploy import bundle as bundles
 from deploy import gates, report, source, submission, wheel
@@ -21,33 +20,15 @@ from deploy.bundle import Bundle
 from deploy.carriers import Carrier, Request
 from deploy.carriers.local import lay_root, parse_local
 from deploy.console import say
-from deploy.errors import BadValues, BundleError, Differs, StaleLock, worst
+from deploy.errors import BadValues, BundleError, Differs, StaleLock
 from deploy.evidence import Evidence, require_answer
-from deploy.gates import Gate
+from deploy.gates import Gate, Visit
 from deploy.layout import HERE, Layout
 from deploy.lock import Lock, check_fresh, read_lock, write_lock
 from deploy.submission import Submission
 from deploy.values import PathClass
 
 _NO_SERVICE = "no service was started from this target"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
-    """What came of one target: evidence and gates, or the error that kept it from answering."""
-
-    target: str
-    evidence: Evidence | None = None
-    gates: tuple[Gate, ...] = ()
-    error: BundleError | None = None
-
-    @property
-    def exit(self) -> Exit:
-        if self.error is not None:
-            return self.error.exit
-        assert self.evidence is not None
-        failed = any(gate.verdict is gates.Verdict.FAILED for gate in self.gates)
-        return worst([self.evidence.exit, Exit.DIFFERS if failed else Exit.OK])
 
 
 # --- what an operator can ask for -----------------------------------------------------------------
@@ -138,7 +119,7 @@ def _expect(found: Submission, made: Bundle) -> dict[str, Any]:
 
 
 def _pack(found: Submission) -> Bundle:
-    made = bundles.pack(found.plan, found.inputs, _Contents(found), found.layout.out)
+    made = bundles.pack(found.plan, found.inputs, _fill(found), found.layout.out)
     bundles.drop_older(found.layout.out, made)
     return made
 
@@ -322,25 +303,18 @@ def operator() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Contents(Mapping[str, Callable[[], IO[bytes]]]):
-    """The contents of a submission's blobs by sha256, read from git objects when opened."""
+def _fill(found: Submission) -> bundles.Fill:
+    """Copies overlay contents from git objects, all of them through one git process."""
+    oids = {
+        change.new.sha256: change.new.oid
+        for change in found.delta.of(PathClass.OVERLAY)
+        if change.new is not None
+    }
 
-    found: Submission
+    def fill(wanted: Iterator[tuple[str, bundles.Sink]]) -> None:
+        source.copy_blobs(found.repo, ((oids[sha], sink) for sha, sink in wanted))
 
-    def __getitem__(self, sha: str) -> Callable[[], IO[bytes]]:
-        oid = next(
-            change.new.oid
-            for change in self.found.delta.of(PathClass.OVERLAY)
-            if change.new is not None and change.new.sha256 == sha
-        )
-        return partial(source.open_blob, self.found.repo, oid)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.found.plan.blobs())
-
-    def __len__(self) -> int:
-        return len(self.found.plan.blobs())
+    return fill
 
 
 __all__ = ["Visit", "bundle", "deploy", "lock", "locked", "operator", "plan", "reproduce", "run"]

@@ -12,6 +12,8 @@ from enum import Enum
 from typing import Any
 
 from deploy.agent.plan import Plan
+from deploy.agent.words import Exit
+from deploy.errors import BundleError, worst
 from deploy.evidence import Evidence
 from deploy.values import Delta, PathClass
 
@@ -65,8 +67,26 @@ class Gate:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """What came of one target: evidence and gates, or the error that kept it from answering."""
+
+    target: str
+    evidence: Evidence | None = None
+    gates: tuple[Gate, ...] = ()
+    error: BundleError | None = None
+
+    @property
+    def exit(self) -> Exit:
+        if self.error is not None:
+            return self.error.exit
+        assert self.evidence is not None
+        failed = any(gate.verdict is Verdict.FAILED for gate in self.gates)
+        return worst([self.evidence.exit, Exit.DIFFERS if failed else Exit.OK])
+
+
 def source_complete(plan: Plan, evidence: Evidence, delta: Delta | None) -> Gate:
-    """Gate 1: the whole diff is classed, and every runtime file is installed, compiled and found."""
+    """Gate 1: the whole diff classed; every runtime file installed, compiled and imported."""
     faults = [*_missing_answers(plan, evidence), *_file_faults(evidence), *_origin_faults(evidence)]
     if evidence.tree != plan.tree:
         faults.append(f"tree read on the target is {evidence.tree or 'absent'}, not {plan.tree}")

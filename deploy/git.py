@@ -38,6 +38,7 @@ _SAFE = (
     "core.fsmonitor=false",
     "core.hooksPath=/dev/null",
     "core.untrackedCache=false",
+    "core.splitIndex=false",
     "core.pager=cat",
     "core.sshCommand=false",
     "core.alternateRefsCommand=true",
@@ -121,7 +122,7 @@ class Git:
             kept |= {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
         else:
             kept |= {k: v for k, v in os.environ.items() if k.startswith("GIT_CONFIG")}
-            kept["GIT_CEILING_DIRECTORIES"] = os.path.dirname(os.path.realpath(self.folder))
+            kept["GIT_CEILING_DIRECTORIES"] = str(Path(os.path.realpath(self.folder)).parent)
         return kept | {
             "LC_ALL": "C",
             "TZ": "UTC",
@@ -182,7 +183,7 @@ def _old_git(found: tuple[int, ...]) -> UnfitTarget:
 
 
 def _dubious(folder: Path) -> BadValues:
-    """git trusts a repository only when the folder, the .git and the git dir are the caller's."""
+    """Git trusts a repository only when the folder, the .git and the git dir are the caller's."""
     real = Path(os.path.realpath(folder))
     suspects = [path for path in (real, real / ".git") if path.exists()]
     owners = {path: path.stat().st_uid for path in suspects}
@@ -198,6 +199,7 @@ def _dubious(folder: Path) -> BadValues:
 class Commit:
     """`time` is the committer's, in seconds since the epoch."""
 
+    id: str
     tree: str
     time: int
 
@@ -216,7 +218,7 @@ class Objects(AbstractContextManager["Objects"]):
 
     def __init__(self, git: Git) -> None:
         self._git = git
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         self._process = git.start("cat-file", "--batch", stderr=self._stderr)
         self._timer = threading.Timer(SECONDS, self._process.kill)
         self._timer.daemon = True
@@ -266,16 +268,17 @@ class Objects(AbstractContextManager["Objects"]):
     def read(self, name: str, kind: str = "blob") -> bytes:
         return b"".join(self.stream(name, kind))
 
-    def copy(self, oid: str, out: IO[bytes]) -> int:
+    def copy(self, oid: str, out: Writer) -> int:
         """Copy one blob into an open file; return its size."""
         return sum(out.write(piece) for piece in self.stream(oid))
 
     def commit(self, name: str) -> Commit | None:
-        """Return the commit, or None when the repository does not hold it."""
+        """Return the commit of that id, or `HEAD`; None when the repository does not hold it."""
         try:
-            head = self.read(name, "commit").split(b"\n\n", 1)[0]
+            raw = self.read(name, "commit")
         except Missing:
             return None
+        head = raw.split(b"\n\n", 1)[0]
         tree = re.match(rb"tree ([0-9a-f]{40})\n", head)
         time = re.search(rb"^committer .* (\d+) [+-]\d{4}$", head, re.MULTILINE)
         if tree is None or time is None:
@@ -284,7 +287,8 @@ class Objects(AbstractContextManager["Objects"]):
                 why="it has no tree or no committer date",
                 fix="run `git fsck` there",
             )
-        return Commit(tree[1].decode(), int(time[1]))
+        oid = hashlib.sha1(b"commit %d\0" % len(raw) + raw, usedforsecurity=False).hexdigest()
+        return Commit(oid, tree[1].decode(), int(time[1]))
 
     def tree(self, oid: str) -> Iterator[Entry]:
         raw = self.read(oid, "tree")
@@ -306,7 +310,8 @@ class Objects(AbstractContextManager["Objects"]):
 
     def _ask(self, name: str) -> tuple[str, str, int]:
         pipe, answers = self._process.stdin, self._process.stdout
-        assert pipe is not None and answers is not None
+        assert pipe is not None
+        assert answers is not None
         try:
             pipe.write(name.encode() + b"\n")
             pipe.flush()
@@ -383,7 +388,8 @@ def fast_import(git: Git, pieces: Iterable[bytes]) -> str:
         timer = threading.Timer(SECONDS, process.kill)
         timer.start()
         try:
-            assert process.stdin is not None and process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout is not None
             with _ignoring_broken_pipe():
                 for piece in pieces:
                     process.stdin.write(piece)
@@ -441,5 +447,3 @@ def commit_head(ref: str, *, message: str, time: int, parent: str = "") -> bytes
     lines = [f"commit {ref}", "mark :1", f"author {who}", f"committer {who}", f"data {len(text)}"]
     head = "\n".join(lines).encode() + b"\n" + text + b"\n"
     return head + (f"from {parent}\n".encode() if parent else b"")
-
-

@@ -7,6 +7,7 @@ the target (`deploy.agent.plan`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from deploy.agent.plan import ABSENT, Extension, Plan, PlannedFile, State
 from deploy.errors import BadValues
@@ -102,7 +103,7 @@ def _state(path: str, blob: Blob | None) -> State:
 
 
 def _refuse_twins(files: Sequence[PlannedFile]) -> None:
-    twins = sorted({a.path for a, b in zip(files, files[1:]) if a.path == b.path})
+    twins = sorted({a.path for a, b in pairwise(files) if a.path == b.path})
     if twins:
         raise BadValues(
             "two sources claim one path of the site",

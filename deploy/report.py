@@ -1,16 +1,20 @@
-"""Evidence, gates and plans -> text for a terminal, or JSON. Pure: returns texts, prints nothing."""
+"""Evidence, gates and plans -> text for a terminal, or JSON. Pure: it prints nothing."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deploy.agent.plan import Plan, State
 from deploy.agent.words import printable
 from deploy.evidence import Evidence
-from deploy.gates import NOT_PROVEN, Gate, Verdict
+from deploy.gates import NOT_PROVEN, Gate, Verdict, Visit
 from deploy.values import Blob, Change, Delta, PathClass
+
+if TYPE_CHECKING:
+    from deploy.bundle import Bundle
+    from deploy.lock import Lock
 
 _MARKS = {
     Verdict.PASSED: "passed",
@@ -37,10 +41,11 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
 
 def plan_text(plan: Plan, delta: Delta) -> str:
     """Every path of the diff with its class, and what the plan will make of it."""
-    rows = [(change.cls.value, _act(change), change.path, change.reason) for change in delta.changes]
+    rows = [(c.cls.value, _act(c), c.path, c.reason) for c in delta.changes]
+    span = f"{delta.base[:12]}..{delta.head[:12]}"
     return "\n".join(
         [
-            f"{plan.name}: {delta.base[:12]}..{delta.head[:12]}, {len(delta.changes)} changed paths",
+            f"{plan.name}: {span}, {len(delta.changes)} changed paths",
             table(rows),
             "",
             table([("plan", plan.digest), ("payload", plan.payload), ("tree", plan.tree)]),
@@ -130,3 +135,76 @@ def state_text(state: State) -> str:
 
 def overlay_count(delta: Delta) -> int:
     return len(delta.of(PathClass.OVERLAY))
+
+
+def lock_text(lock: Lock, changed: bool) -> str:
+    rows = [(key, str(value)) for key, value in sorted(lock.expect.items())]
+    return f"lock {'written' if changed else 'unchanged'}\n{table(rows)}"
+
+
+def bundle_text(made: Bundle, python: str) -> str:
+    """Where the bundle is, and what to type with it in a web terminal."""
+    name = made.path.name
+    return "\n".join(
+        [
+            f"{made.path}  ({made.path.stat().st_size:,} bytes, sha256 {made.sha256})",
+            "Without SSH: upload it, then in the container's terminal",
+            f"  {python} -I -S {name} check  --root /",
+            f"  {python} -I -S {name} deploy --root /",
+            f"  {python} -I -S {name} verify --root / > evidence.json",
+            "and bring evidence.json back for `inv verify --evidence evidence.json`.",
+        ]
+    )
+
+
+def bundle_json(made: Bundle) -> dict[str, Any]:
+    return {
+        "schema": "bundle/1",
+        "path": str(made.path),
+        "bundle": made.sha256,
+        "plan": made.plan.digest,
+        "payload": made.plan.payload,
+        "agent": made.agent,
+    }
+
+
+def visit_text(visit: Visit) -> str:
+    """One target: how it ended, what is not as planned, the gates if they were judged."""
+    lines = [f"{printable(visit.target)}: {_headline(visit)}"]
+    if visit.error is not None:
+        lines.append("  " + "\n  ".join(printable(line) for line in str(visit.error).split("\n")))
+    if visit.evidence is not None and visit.evidence.files:
+        lines.append(files_text(visit.evidence))
+    if visit.gates:
+        lines.append(gates_text(visit.gates))
+    return "\n".join(lines)
+
+
+def _headline(visit: Visit) -> str:
+    if visit.evidence is None:
+        return "no evidence"
+    met = visit.evidence.raw.get("met")
+    seen = f", met: {met}" if met else ""
+    return f"{visit.evidence.verb.value}: {visit.evidence.outcome}{seen}"
+
+
+def visits_json(visits: Sequence[Visit], links: Sequence[Mapping[str, str]] = ()) -> dict[str, Any]:
+    return {
+        "schema": "visits/1",
+        "links": list(links),
+        "targets": [
+            {
+                "target": visit.target,
+                "exit": int(visit.exit),
+                "evidence": dict(visit.evidence.raw) if visit.evidence else None,
+                "gates": [gate.to_json() for gate in visit.gates],
+                "error": visit.error.to_json() if visit.error else None,
+            }
+            for visit in visits
+        ],
+    }
+
+
+def reproduction_text(visit: Visit, links: Sequence[Mapping[str, str]]) -> str:
+    same = "every link is the locked one" if links else "nothing was compared"
+    return "\n".join([f"identities: {same}", links_text(links), "", visit_text(visit)])

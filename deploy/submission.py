@@ -89,8 +89,13 @@ def _commits(
             raise _no_worktree(manifest)
         return _of_wheel(manifest, layout)
     repo = (layout.top / Path(wanted.git).expanduser()).resolve()
-    head = source.worktree_commit(repo, wanted.head, _rules(manifest)) if worktree else wanted.head
+    head = _head(repo, manifest) if worktree else wanted.head
     return repo, wanted.base, head, None
+
+
+def _head(repo: Path, manifest: Manifest) -> str:
+    """A throw-away commit of the work tree, whatever head the manifest names."""
+    return source.worktree_commit(repo, _rules(manifest), manifest.source.may_be_dirty)
 
 
 def _of_wheel(manifest: Manifest, layout: Layout) -> tuple[Path, str, str, wheel.Wheel]:
@@ -127,7 +132,6 @@ def _rules(manifest: Manifest) -> source.Rules:
         include=manifest.overlay.include,
         ignore=manifest.overlay.ignore,
         kernels=manifest.kernel_sources,
-        package=manifest.source.package,
     )
 
 

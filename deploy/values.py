@@ -8,6 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
+
+
+class Writer(Protocol):
+    """Where bytes can be put, in pieces."""
+
+    def write(self, piece: bytes, /) -> int: ...
 
 
 class PathClass(str, Enum):

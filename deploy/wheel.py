@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -173,9 +174,10 @@ def _members(archive: zipfile.ZipFile, path: Path) -> list[Member]:
     infos = [info for info in archive.infolist() if not info.is_dir()]
     faults = [f"{i.filename!r}: {why}" for i in infos for why in _faults(i)]
     names = [info.filename for info in infos]
-    seen: set[str] = set()
-    faults += [f"{n!r}: it stands there twice" for n in names if n in seen or seen.add(n)]
-    faults += [f"{n!r}: it is also the folder of a file" for n in sorted(_parents(names) & seen)]
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    faults += [f"{n!r}: it stands there twice" for n in twice]
+    both = sorted(_parents(names).intersection(names))
+    faults += [f"{n!r}: it is also the folder of a file" for n in both]
     if len(names) > MOST_FILES or sum(i.file_size for i in infos) > MOST_BYTES:
         faults.append(f"more than {MOST_FILES} files or {MOST_BYTES} bytes")
     if faults:
@@ -203,6 +205,7 @@ def _faults(info: zipfile.ZipInfo) -> Iterator[str]:
 
 
 def _parents(names: list[str]) -> set[str]:
+    """Return every folder of the files."""
     return {n.rsplit("/", k)[0] for n in names for k in range(1, n.count("/") + 1)}
 
 
@@ -227,10 +230,13 @@ def unpack(wheel: Wheel, dest: Path) -> None:
     staged = Path(tempfile.mkdtemp(dir=dest.parent, prefix=f".{dest.name}."))
     try:
         with _opened(wheel) as (archive, members):
-            for folder in sorted({m.path.rpartition("/")[0] for m in members}):
-                _make_folder(staged, folder)
+            names = [member.path for member in members]
+            for folder in sorted(_parents(names)):
+                made = _below(staged, folder)
+                made.mkdir()
+                made.chmod(0o755)  # mkdir's own mode obeys the umask
             for member in members:
-                _write(archive, member, staged / member.path)
+                _write(archive, member, _below(staged, member.path))
         staged.chmod(0o755)
         staged.rename(dest)
     except BaseException:
@@ -238,13 +244,9 @@ def unpack(wheel: Wheel, dest: Path) -> None:
         raise
 
 
-def _make_folder(top: Path, folder: str) -> None:
-    path = top
-    for part in filter(None, folder.split("/")):
-        path = path / part
-        if not path.is_dir():
-            path.mkdir()
-            path.chmod(0o755)  # mkdir's own mode obeys the umask
+def _below(top: Path, path: str) -> Path:
+    """Join by bytes: a name is UTF-8 on disk whatever the locale of this process is."""
+    return top / os.fsdecode(path.encode())
 
 
 def _write(archive: zipfile.ZipFile, member: Member, path: Path) -> None:
@@ -348,13 +350,13 @@ def pack(folder: Path, path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(files):
             data = files[name].read_bytes()
-            _add(archive, name, data, bool(files[name].stat().st_mode & 0o100))
+            _add(archive, name, data, executable=bool(files[name].stat().st_mode & 0o100))
             sha = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
             rows.append(f"{name},sha256={sha},{len(data)}\n")
-        _add(archive, record, "".join([*rows, f"{record},,\n"]).encode(), False)
+        _add(archive, record, "".join([*rows, f"{record},,\n"]).encode(), executable=False)
 
 
-def _add(archive: zipfile.ZipFile, name: str, data: bytes, executable: bool) -> None:
+def _add(archive: zipfile.ZipFile, name: str, data: bytes, *, executable: bool) -> None:
     info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     info.create_system = 3  # Unix: the upper half of external_attr is a mode
     info.external_attr = (stat.S_IFREG | (0o755 if executable else 0o644)) << 16

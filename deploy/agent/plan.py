@@ -1,7 +1,7 @@
 """The plan as values: what must be true of every file below a site, and nothing of any one target.
 
-`Plan.parse` is the only door in: whatever it lets through is safe to act on. The same type is built
-by `deploy.plan` on the operator's machine and parsed by the agent, so there is one way for the data.
+`Plan.parse` is the only door in: whatever it lets through is safe to act on. The same type is
+built by `deploy.plan` on the operator's machine and parsed by the agent: one way for the data.
 """
 
 from __future__ import annotations

@@ -77,6 +77,42 @@ class BundleError(Exception):
         return {"what": self.what, "why": self.why, "fix": self.fix, "exit": int(self.exit)}
 
 
+class Unfit(BundleError):
+    """The target cannot take this plan, whatever is done to single files."""
+
+    exit = Exit.UNFIT
+
+
+class Damaged(BundleError):
+    """The bundle, or a blob of it, is not what its digests say."""
+
+    exit = Exit.STALE
+
+
+class Refused(BundleError):
+    """Judged, and nothing was changed."""
+
+    exit = Exit.REFUSED
+
+
+class RolledBack(BundleError):
+    """Something failed after the commit point, and every file is again as it was found."""
+
+    exit = Exit.ROLLED_BACK
+
+
+class Stuck(BundleError):
+    """The agent can neither finish nor undo; the journal stays, so a later call can."""
+
+    exit = Exit.NEEDS_PERSON
+
+
+class Interrupted(BundleError):
+    """A signal, or the end of the line, before the commit point."""
+
+    exit = Exit.INTERRUPTED
+
+
 def canonical(value: Any) -> bytes:
     """Return the one JSON text of `value`: sorted keys, no white space, UTF-8, no final newline."""
     text = json.dumps(

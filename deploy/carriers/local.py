@@ -119,9 +119,7 @@ def _lay_python(beside: Path, root: Path, python: str, site: str) -> None:
     own = root / "usr/lib/stand-in"
     stand_in = beside / python.lstrip("/")
     stand_in.parent.mkdir(parents=True, exist_ok=True)
-    stand_in.write_text(
-        _PYTHON.format(own=shlex.quote(str(own)), real=shlex.quote(_real_python()))
-    )
+    stand_in.write_text(_PYTHON.format(own=shlex.quote(str(own)), real=shlex.quote(_real_python())))
     stand_in.chmod(0o755)
     (beside / "usr/lib/stand-in").mkdir(parents=True)
     (beside / "usr/lib/stand-in/sitecustomize.py").write_text(
@@ -140,7 +138,7 @@ def remove_tree(path: Path) -> None:
     if not path.exists():
         return
     for folder, _, _ in os.walk(path):
-        os.chmod(folder, 0o755)
+        os.chmod(folder, 0o700)
     shutil.rmtree(path)
 
 
