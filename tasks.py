@@ -8,15 +8,130 @@ Import nothing heavy at the top: every call, `--list` included, pays for it.
 from __future__ import annotations
 
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from invoke import Collection, Task
+from invoke import Collection, Context, Task
 
+from deploy.console import show_json, task
 from deploy.tasks.develop import bench_self, lint, test  # noqa: F401  gathered below
+
+if TYPE_CHECKING:
+    from deploy.flow import Visit
 
 _NAMESPACES: tuple[ModuleType, ...] = ()
 
 
-# --- the deployment's tasks go here ---
+@task(example="./inv reproduce -n demo")
+def reproduce(_: Context, name: str = "", json: bool = False) -> int:
+    """Rebuild a submission from its lock into a fresh root, deploy it, verify it, compare all."""
+    from deploy import flow, report
+
+    visit, links = flow.reproduce(name)
+    if json:
+        show_json(report.visits_json([visit], links))
+    else:
+        print(report.reproduction_text(visit, links))
+    return visit.exit
+
+
+@task(example="./inv lock -n demo")
+def lock(_: Context, name: str = "", json: bool = False) -> int:
+    """Resolve a manifest and pin every input and every expected digest in its lock file."""
+    from deploy import flow, report
+
+    pinned, changed = flow.lock(name)
+    if json:
+        show_json({"schema": "lock/1", "changed": changed, "expect": dict(pinned.expect)})
+    else:
+        print(report.lock_text(pinned, changed))
+    return 0
+
+
+@task(
+    example="./inv plan -n demo",
+    help={"worktree": "plan the files as they lie in the work tree, for the edit loop"},
+)
+def plan(_: Context, name: str = "", worktree: bool = False, json: bool = False) -> int:
+    """Show every changed path with its class, and the plan that follows. Changes nothing."""
+    from deploy import flow, report
+
+    found = flow.plan(name, worktree=worktree)
+    if json:
+        show_json(report.plan_json(found.plan, found.delta))
+    else:
+        print(report.plan_text(found.plan, found.delta))
+    return 0
+
+
+@task(example="./inv bundle -n demo")
+def bundle(_: Context, name: str = "", json: bool = False) -> int:
+    """Write out/NAME-<12 hex>.pyz, which deploys and verifies alone; say what to type with it."""
+    from deploy import flow, report
+
+    found, made = flow.bundle(name)
+    if json:
+        show_json(report.bundle_json(made))
+    else:
+        print(report.bundle_text(made, found.manifest.base.python))
+    return 0
+
+
+@task(example="./inv check -n demo -t local:/mnt/root")
+def check(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
+    """Say what a deploy would change on each target. Changes nothing; exit 10 when it would."""
+    return _visit("check", name, to, json=json)
+
+
+@task(
+    example="./inv deploy -n demo -t local:/mnt/root",
+    help={
+        "wait": "seconds to wait while somebody else deploys",
+        "force_running": "deploy although a service runs from the site (it keeps the old code)",
+    },
+)
+def deploy(
+    _: Context,
+    name: str = "",
+    to: str = "",
+    wait: float = 0.0,
+    force_running: bool = False,
+    json: bool = False,
+) -> int:
+    """Make the locked plan true on each target, then verify it from another process."""
+    return _visit("deploy", name, to, json=json, wait=wait, force_running=force_running)
+
+
+@task(
+    example="./inv verify -n demo --recompile",
+    help={"recompile": "prove bytecode by compiling anew, not by the digests of the deploy"},
+)
+def verify(
+    _: Context, name: str = "", to: str = "", recompile: bool = False, json: bool = False
+) -> int:
+    """Read back every file, its bytecode and the import origin on each target; judge the gates."""
+    return _visit("verify", name, to, json=json, recompile=recompile)
+
+
+@task(example="./inv restore -n demo", help={"wait": "seconds to wait while somebody deploys"})
+def restore(_: Context, name: str = "", to: str = "", wait: float = 0.0, json: bool = False) -> int:
+    """Give each target back what was there before the first deploy: bytes, modes, times."""
+    return _visit("restore", name, to, json=json, wait=wait)
+
+
+def _visit(verb: str, name: str, to: str, *, json: bool, **options: float) -> int:
+    """Run one verb of the agent on every target; the most urgent exit code decides."""
+    from deploy import flow, report
+    from deploy.agent.words import Verb
+    from deploy.carriers import Request
+    from deploy.errors import worst
+
+    request = Request(verb=Verb(verb), operator=flow.operator(), **options)  # type: ignore[arg-type]
+    visits: list[Visit] = (flow.deploy if verb == "deploy" else flow.run)(name, to, request)
+    if json:
+        show_json(report.visits_json(visits))
+    else:
+        print("\n".join(report.visit_text(visit) for visit in visits))
+    return worst(visit.exit for visit in visits)
 
 
 namespace = Collection(*(thing for thing in tuple(globals().values()) if isinstance(thing, Task)))

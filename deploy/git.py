@@ -24,6 +24,7 @@ from typing import IO
 
 from deploy.agent.words import printable
 from deploy.errors import BadValues, BundleError, UnfitTarget
+from deploy.values import Writer
 
 __all__ = ["Commit", "Entry", "Git", "GitFailed", "Objects", "fast_import", "is_commit_id"]
 

@@ -13,7 +13,6 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from deploy import worktree
 from deploy.agent.words import printable
