@@ -1,0 +1,164 @@
+"""What goes over a line to a target: the command that finds a Python, the agent, frames and blobs.
+
+The target's half of the protocol, and its description, is `deploy.agent.stream`. Pure: no socket.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from deploy.errors import BadValues, UnfitTarget
+
+# In the order of trial, after the service's own interpreter.
+PYTHONS = ("python3", "python3.13", "python3.12", "python3.11", "python3.10")
+# What may come before the magic: banners, /etc/motd, a talkative start-up file.
+_NOISE = 1 << 20
+_FRAME = 64 << 20
+_PIECE = 1 << 18
+# Below this a content is packed whole; above it only if its beginning packs well.
+_SAMPLE = 1 << 18
+
+# The loader's syntax is that of Python 2.7 too, and it ends with 93 before it reads anything on a
+# Python that is too old. 2 is an option that the interpreter does not know (Python 2 and -I), 126
+# and 127 are a name that cannot be run. The script is free of what login shells treat differently
+# within single quotes: the quote itself, backslash, exclamation mark and line break.
+_LOADER = (
+    "import sys,zlib;sys.version_info<(3,10) and sys.exit(93);"
+    "exec(zlib.decompress(sys.stdin.buffer.read({size})))"
+)
+_SCRIPT = (
+    'for p do "$p" -I -S -X utf8 -c "{loader}"; r=$?; '
+    "case $r in 2|93|126|127) ;; *) exit $r ;; esac; done; "
+    'echo "{nonce}none"; for p do v=$("$p" -V 2>&1 </dev/null | head -n 1) || v=; '
+    'echo "$p: ${{v:-not there}}"; done; exit 3'
+)
+# Modules live in memory under their names of a bundle, so that relative imports are the same.
+_BOOT = """\
+import json, sys
+from importlib.machinery import ModuleSpec
+job = json.loads(PAYLOAD)
+class Memory:
+    sources = job.pop("sources")
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name == "agent" or name.startswith("agent.") and name[6:] in cls.sources:
+            return ModuleSpec(name, cls, origin="memory", is_package=name == "agent")
+    @staticmethod
+    def create_module(spec):
+        return None
+    @classmethod
+    def exec_module(cls, module):
+        name = module.__name__[6:] or "__init__"
+        text = cls.sources.get(name, "")
+        exec(compile(text, "<agent>/" + name + ".py", "exec", 0, True), module.__dict__)
+sys.meta_path.insert(0, Memory)
+from agent.stream import serve
+sys.exit(serve(job))
+"""
+
+
+def command(pythons: Sequence[str], size: int, nonce: str, *, sudo: bool = False) -> str:
+    """Return the one shell line: run a job of `size` packed bytes on the first Python that is fit.
+
+    Raises:
+        BadValues: an interpreter's path that no shell of every kind takes as it is.
+    """
+    for name in pythons:
+        if not name or not name.isprintable() or set(name) & set("'\\!"):
+            raise BadValues(
+                f"cannot start {name!r} over ssh",
+                why="its path holds a quote, backslash, exclamation mark or control character",
+                fix="give another path to this interpreter in hosts.yaml (python:)",
+            )
+    script = _SCRIPT.format(loader=_LOADER.format(size=size), nonce=nonce)
+    argv = (*(("sudo", "-n") if sudo else ()), "sh", "-c", script, "sh", *dict.fromkeys(pythons))
+    return "exec " + shlex.join(argv)
+
+
+def job(sources: Mapping[str, str], values: Mapping[str, Any]) -> bytes:
+    """Return the packed program: the agent's `sources` (module name -> text) and its job."""
+    payload = json.dumps({**values, "sources": sources}, sort_keys=True)
+    return zlib.compress(f"PAYLOAD = {payload!r}\n{_BOOT}".encode(), 9)
+
+
+class Frames:
+    """Takes bytes as they come, gives whole frames; skips whatever is said before the magic."""
+
+    def __init__(self, nonce: str) -> None:
+        self._magic = nonce.encode()
+        self._buffer = bytearray()
+        self.open = False
+        self.noise = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[str, bytes]]:
+        """Yield (kind, body) of the frames that `data` completes.
+
+        Raises:
+            UnfitTarget: no Python of the target is fit; what was found is named.
+            ValueError: this is not our agent that speaks.
+        """
+        self._buffer += data
+        if not self.open and not self._skip_noise():
+            return
+        while len(self._buffer) >= 5:
+            size = struct.unpack(">I", self._buffer[1:5])[0]
+            if size > _FRAME:
+                raise ValueError(f"a frame of {size} bytes was announced")
+            if len(self._buffer) < 5 + size:
+                return
+            kind, body = chr(self._buffer[0]), bytes(self._buffer[5 : 5 + size])
+            del self._buffer[: 5 + size]
+            yield kind, body
+
+    def no_python(self) -> list[str] | None:
+        """After the end: the interpreters that were found unfit, or None when one was fit."""
+        head, found, tail = bytes(self._buffer).partition(self._magic + b"none\n")
+        if self.open or not found:
+            return None
+        self.noise = head
+        return tail.decode("utf-8", "replace").splitlines()
+
+    def _skip_noise(self) -> bool:
+        magic = self._magic + b"\n"
+        at = self._buffer.find(magic)
+        if at < 0:
+            if len(self._buffer) > _NOISE:
+                raise ValueError(f"more than {_NOISE} bytes came before the agent said a word")
+            self.noise = bytes(self._buffer)
+            return False
+        self.noise = bytes(self._buffer[:at])
+        del self._buffer[: at + len(magic)]
+        self.open = True
+        return True
+
+
+def packed(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield one content as it goes over the line, in pieces; packed when that pays."""
+    first = stream.read(_SAMPLE)
+    squeezed = zlib.compress(first, 1)
+    pays = len(squeezed) < 0.8 * len(first)
+    yield b"\1" if pays else b"\0"
+    packer = zlib.compressobj(1) if pays else None
+    piece = first
+    while piece:
+        body = packer.compress(piece) if packer else piece
+        if body:
+            yield struct.pack(">I", len(body)) + body
+        piece = stream.read(_PIECE)
+    if packer:
+        body = packer.flush()
+        yield struct.pack(">I", len(body)) + body
+    yield struct.pack(">I", 0)
+
+
+def unfit(name: str, found: Sequence[str]) -> UnfitTarget:
+    return UnfitTarget(
+        f"{name} has no Python that can run the agent",
+        why="it needs Python >= 3.10; found " + ("; ".join(found) or "nothing"),
+        fix="name one in hosts.yaml (python:), or install python3.10 or newer on the target",
+    )
