@@ -1,0 +1,342 @@
+"""Read dispatch markers from a server's log: where they stand, who printed them, in which phase.
+
+A marker is ``DCU_KERNEL_DIAG selected=True shape=(4096, 5120) dtype=torch.bfloat16``. The log is
+shared by several processes, holds progress bars that share a line with it (carriage returns),
+colours, and starts of earlier days; it may be rotated away and it may be huge. So it is read as
+bytes, in one pass of constant memory, from an offset that was noted before.
+
+`mark` notes a place, `scan` is the reader. This module judges nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MARKER = b"DCU_KERNEL_DIAG"
+READY = b"Application startup complete."
+# Lines of the start that decide what markers can prove; searched as far as the ready line only.
+SIGNS = {
+    "compiled code loaded": b"Directly load AOT compilation from path",
+    "graphs captured": b"Graph capturing finished",
+    "extension failed": b"Failed to import from vllm._",
+    "environment not sourced": b"libgalaxyhip.so",
+    "engine died": b"Engine core initialization failed",
+}
+_CHUNK = 1 << 18  # fits a core's cache: several searches of one chunk read memory once
+_START = 1 << 24  # a start says less than this; the signs are not looked for beyond
+_LONGEST = 1 << 16  # a line longer than this is cut; nothing of ours is
+_GROUPS = 4096  # distinct markers that are told apart; beyond that they are only counted
+_COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+_PID = re.compile(rb"pid=(\d+)")
+_OWN_PID = re.compile(rb"(?:\s+[a-z_]+=\S+)*?\s+pid=(\d+)")
+_FIELDS = re.compile(
+    rb"^\s*selected=(True|False|1|0)\s+shape=(?:torch\.Size\()?"
+    rb"[\[(]([\d, x]*)[\])]\)?\s+dtype=([\w.]+)(?![\w.(])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a log: which file (device and inode, not the name) and how many bytes into it."""
+
+    device: int
+    inode: int
+    offset: int
+
+    def to_json(self) -> dict[str, int]:
+        return {"device": self.device, "inode": self.inode, "offset": self.offset}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Marker:
+    """What one marker says, and of whom. `pid` is 0 where nothing names the process."""
+
+    pid: int
+    shape: tuple[int, ...]
+    dtype: str
+    selected: bool
+
+
+@dataclass(slots=True)
+class Count:
+    """How often a marker was seen before the server was ready, after it, and in the window."""
+
+    before: int = 0
+    after: int = 0
+    window: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        return {"before": self.before, "after": self.after, "window": self.window}
+
+
+@dataclass(slots=True)
+class Scan:
+    """What a log window holds. `lost` says which part of it could not be read, and why."""
+
+    markers: dict[Marker, Count] = field(default_factory=dict)
+    damaged: int = 0  # markers that another writer's text has torn apart
+    uncounted: int = 0  # markers beyond the number of groups that are told apart
+    ready: bool = False  # a server said that it is ready to answer
+    signs: set[str] = field(default_factory=set)
+    bytes: int = 0
+    lost: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "markers": [
+                {
+                    "pid": marker.pid,
+                    "shape": list(marker.shape),
+                    "dtype": marker.dtype,
+                    "selected": marker.selected,
+                    **count.to_json(),
+                }
+                for marker, count in sorted(self.markers.items())
+            ],
+            "damaged": self.damaged,
+            "uncounted": self.uncounted,
+            "ready": self.ready,
+            "signs": sorted(self.signs),
+            "bytes": self.bytes,
+            "lost": list(self.lost),
+        }
+
+
+def mark(path: str) -> Place:
+    """Return the end of the log as it is now; a log that does not exist yet starts at 0."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return Place(0, 0, 0)
+    return Place(found.st_dev, found.st_ino, found.st_size)
+
+
+def scan(
+    path: str, start: Place | None = None, window: Place | None = None, end: Place | None = None
+) -> Scan:
+    """Read the log from `start` to `end`; markers from `window` on are counted as in the window.
+
+    Without `start` it is read whole; without `end` to its end as it is now. Where the log was
+    rotated meanwhile, the pieces are followed by inode; one that has gone is reported in `lost`.
+    """
+    reader = _Reader()
+    for piece in _pieces(path, start, end, reader.result):
+        reader.read(piece, _edge(piece, window))
+    if window is not None and not reader.in_window and reader.result.bytes:
+        reader.result.lost.append("the measured window begins in a piece of the log that has gone")
+    return reader.result
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    path: str
+    inode: int
+    begin: int
+    end: int
+
+
+def _edge(piece: _Piece, window: Place | None) -> int | None:
+    """Return where in this piece the window begins; None where it begins in another or nowhere."""
+    if window is None or (window.inode and window.inode != piece.inode):
+        return None
+    return window.offset
+
+
+@dataclass(frozen=True, slots=True)
+class _Payload:
+    """What stands behind a marker's name: shape, dtype, selected; or nothing that can be read."""
+
+    fields: tuple[tuple[int, ...], str, bool] | None
+    pid: int
+    damaged: bool
+
+
+class _Reader:
+    """The one pass. It keeps a buffer of whole lines and the unfinished one, nothing else."""
+
+    def __init__(self) -> None:
+        self.result = Scan()
+        self.in_window = False
+        self._buffer = bytearray(_CHUNK + _LONGEST)
+        self._parsed: dict[bytes, _Payload] = {}
+        self._counts: dict[tuple[int, bytes], Count] = {}
+
+    def read(self, piece: _Piece, edge: int | None) -> None:
+        """Read one piece; markers at or after the offset `edge` are in the window."""
+        self.in_window = self.in_window or (edge is not None and edge <= piece.begin)
+        for position, size in self._runs(piece):
+            if edge is not None and not self.in_window and position + size > edge:
+                self._take(0, edge - position)
+                self._enter_window()
+                self._take(edge - position, size)
+            else:
+                self._take(0, size)
+        if edge is not None:
+            self._enter_window()
+
+    def _enter_window(self) -> None:
+        self.in_window = True
+        self._counts.clear()
+
+    def _runs(self, piece: _Piece) -> Iterator[tuple[int, int]]:
+        """Fill the buffer with runs of whole lines; yield each run's offset in the file and size.
+
+        A line that does not fit is passed on in parts: its marker, if it has one, is near its end.
+        """
+        buffer, view = self._buffer, memoryview(self._buffer)
+        left, position, rest = piece.end - piece.begin, piece.begin, 0
+        with open(piece.path, "rb", buffering=0) as file:
+            file.seek(piece.begin)
+            while left > 0:
+                got = file.readinto(view[rest : rest + min(_CHUNK, left)])
+                if not got:
+                    break
+                left, filled = left - got, rest + got
+                cut = buffer.rfind(b"\n", rest, filled) + 1
+                cut = cut or (filled if filled > _LONGEST else 0)
+                if cut:
+                    yield position, cut
+                position, rest = position + cut, filled - cut
+                view[:rest] = bytes(view[cut:filled])
+        if rest:
+            yield position, rest
+
+    def _take(self, begin: int, end: int) -> None:
+        self.result.bytes += end - begin
+        if self.result.ready:
+            return self._markers(begin, end)
+        ready = self._buffer.find(READY, begin, end)
+        stop = end if ready < 0 else ready
+        if self.result.bytes < _START:
+            found = (
+                name for name, text in SIGNS.items() if self._buffer.find(text, begin, stop) >= 0
+            )
+            self.result.signs.update(found)
+        self._markers(begin, stop)
+        if ready >= 0:
+            self.result.ready = True
+            self._counts.clear()
+            self._markers(stop, end)
+        return None
+
+    def _markers(self, begin: int, end: int) -> None:
+        buffer = self._buffer
+        at = buffer.find(MARKER, begin, end)
+        while at >= 0:
+            after = at + len(MARKER)
+            stop = buffer.find(b"\n", after, end)
+            following = buffer.find(MARKER, after, end if stop < 0 else stop)
+            if following < 0:
+                self._one(at, after, end if stop < 0 else stop)
+                at = buffer.find(MARKER, stop, end) if stop >= 0 else -1
+            else:
+                self._one(at, after, following)
+                at = following
+
+    def _one(self, at: int, after: int, stop: int) -> None:
+        text = bytes(self._buffer[after:stop])
+        payload = self._parsed.get(text)
+        if payload is None:
+            if len(self._parsed) >= _GROUPS:
+                self._parsed.clear()
+            payload = self._parsed[text] = _payload(text)
+        if payload.fields is None:
+            self.result.damaged += payload.damaged
+            return
+        pid = payload.pid or self._writer(at)
+        count = self._counts.get((pid, text))
+        if count is None:
+            marker = Marker(pid, *payload.fields)
+            count = self._counts_of(marker)
+            if count is None:
+                self.result.uncounted += 1
+                return
+            if len(self._counts) < _GROUPS:
+                self._counts[pid, text] = count
+        count.window += self.in_window
+        count.after += self.result.ready
+        count.before += not self.result.ready
+
+    def _counts_of(self, marker: Marker) -> Count | None:
+        if marker not in self.result.markers and len(self.result.markers) >= _GROUPS:
+            return None
+        return self.result.markers.setdefault(marker, Count())
+
+    def _writer(self, at: int) -> int:
+        """Return the pid of the nearest prefix before a marker on its line, or 0.
+
+        Two processes may write into one line: the last prefix before a marker is its writer's.
+        """
+        line = self._buffer.rfind(b"\n", max(0, at - _LONGEST), at) + 1
+        prefix = self._buffer.rfind(b"pid=", line, at)
+        found = _PID.match(self._buffer, prefix, at) if prefix >= 0 else None
+        return int(found[1]) if found else 0
+
+
+def _payload(text: bytes) -> _Payload:
+    """Read what follows a marker's name on its line; a progress bar may follow it in turn."""
+    text = _COLOUR.sub(b"", text.partition(b"\r")[0])
+    found = _FIELDS.match(text)
+    if not found:
+        # The name alone, as in the warning of an unknown variable, is no marker.
+        return _Payload(None, 0, b"selected" in text)
+    shape = tuple(int(n) for n in re.findall(rb"\d+", found[2]))
+    fields = (shape, found[3].decode("ascii"), found[1] in (b"True", b"1"))
+    own = _OWN_PID.match(text, found.end())
+    return _Payload(fields, int(own[1]) if own else 0, damaged=False)
+
+
+def _pieces(path: str, start: Place | None, end: Place | None, result: Scan) -> Sequence[_Piece]:
+    """Return the pieces of the log in the order they were written."""
+    files = _generations(path)
+    if not files:
+        result.lost.append(f"{path} is not there")
+        return ()
+    first = 0
+    begin = 0
+    if start is not None and start.inode:
+        known = [i for i, (_, found) in enumerate(files) if _same(found, start)]
+        if not known:
+            result.lost.append("the file in which this start began has been rotated away")
+        else:
+            first, begin = known[-1], start.offset
+    elif start is not None:
+        first = len(files) - 1  # there was no log when the place was noted
+    if begin > files[first][1].st_size:
+        result.lost.append(f"{files[first][0]} was cut to less than the noted offset")
+        begin = 0
+    pieces = []
+    for index in range(first, len(files)):
+        name, found = files[index]
+        last = end is not None and _same(found, end)
+        stop = min(end.offset, found.st_size) if last and end is not None else found.st_size
+        pieces.append(_Piece(name, found.st_ino, begin if index == first else 0, stop))
+        if last:
+            break
+    return pieces
+
+
+def _generations(path: str) -> list[tuple[str, os.stat_result]]:
+    """The log and its rotated ancestors (NAME.1, NAME.2, NAME-date), the oldest first."""
+    folder, name = os.path.split(path)
+    found = []
+    try:
+        names = os.listdir(folder or ".")
+    except FileNotFoundError:
+        return []
+    for other in names:
+        if other == name or re.fullmatch(re.escape(name) + r"[.-][\d.-]+", other):
+            full = os.path.join(folder, other)
+            try:
+                found.append((full, os.stat(full)))
+            except FileNotFoundError:
+                continue
+    return sorted(found, key=lambda item: (item[0] == path, item[1].st_mtime_ns, item[0]))
+
+
+def _same(found: os.stat_result, place: Place) -> bool:
+    return (found.st_dev, found.st_ino) == (place.device, place.inode)

@@ -1,0 +1,281 @@
+"""Markers are read from one window of a log, by whoever printed them; logs are real bytes."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.agent import log
+from deploy.agent.log import Count, Marker, Place
+
+FIXTURES = Path(__file__).parent / "fixtures"
+BIG = (4096, 5120)
+READY = "(APIServer pid=1) INFO:     Application startup complete.\n"
+
+
+def line(shape: str = "(4096, 5120)", pid: int = 1200, selected: object = True) -> str:
+    return (
+        f"(EngineCore pid={pid}) WARNING 03-16 10:32:19 [utils.py:203] "
+        f"DCU_KERNEL_DIAG selected={selected} shape={shape} dtype=torch.bfloat16\n"
+    )
+
+
+def written(path: Path, *parts: str) -> Place:
+    """Append to a log as a server does, and return where it ended before."""
+    place = log.mark(str(path))
+    with path.open("a", newline="") as file:
+        file.write("".join(parts))
+    return place
+
+
+def counts(found: log.Scan) -> dict[tuple[int, tuple[int, ...], bool], Count]:
+    return {(m.pid, m.shape, m.selected): count for m, count in found.markers.items()}
+
+
+def test_a_whole_start_is_read_with_its_phases_and_signs() -> None:
+    found = log.scan(str(FIXTURES / "serve_start.txt"))
+
+    assert counts(found) == {
+        (4187, BIG, False): Count(before=1),
+        (4187, (1, 5120), True): Count(before=1),
+        (4187, BIG, True): Count(after=2),
+        (4187, (808, 5120), False): Count(after=1),
+    }
+    assert found.ready
+    assert found.signs == {"compiled code loaded", "graphs captured"}
+    assert found.damaged == 0
+
+
+def test_a_real_start_of_the_server_without_markers_has_none_and_is_ready() -> None:
+    found = log.scan(str(FIXTURES / "serve_start_cpu.txt"))
+
+    assert found.ready
+    assert found.markers == {}
+    assert found.lost == []
+
+
+def test_a_start_before_this_one_in_the_same_file_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    written(path, line(pid=900), READY)
+    start = written(path, line("(1, 8)"), READY, line(selected=False))
+
+    found = log.scan(str(path), start)
+
+    assert counts(found) == {
+        (1200, (1, 8), True): Count(before=1),
+        (1200, BIG, False): Count(after=1),
+    }
+
+
+def test_only_what_stands_after_the_windows_begin_is_in_the_window(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    start = written(path, READY, line())
+    window = written(path, line())
+    end = written(path, line(), line())
+    assert counts(log.scan(str(path), start, window))[1200, BIG, True] == Count(0, 4, 3)
+
+    found = log.scan(str(path), start, window, end)
+
+    assert counts(found)[1200, BIG, True] == Count(before=0, after=2, window=1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Processed prompts:  50%\r" + line().strip() + "\n",
+        line().strip() + "\rProcessed prompts:  50%\n",
+        line().strip() + "\r\n",
+        line().strip(),
+        "\x1b[33m" + line().replace("selected=", "\x1b[0mselected=\x1b[1m").strip() + "\x1b[0m\n",
+        "(APIServer pid=7) INFO: half a line" + line(),
+        line("torch.Size([4096, 5120])"),
+        line("[4096, 5120]"),
+        line("4096x5120").replace("shape=4096x5120", "shape=(4096 x 5120)"),
+        line(selected=1),
+        line().replace("(EngineCore pid=1200) ", "").strip() + " pid=1200 phase=prefill\n",
+    ],
+)
+def test_a_marker_is_read_however_its_line_is_dressed(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "serve.log"
+    written(path, "noise\n", text)
+
+    assert counts(log.scan(str(path))) == {(1200, BIG, True): Count(before=1)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "WARNING Unknown vLLM environment variable detected: VLLM_DCU_KERNEL_DIAG\n",
+        "DCU_KERNEL_DIAG\n",
+        "",
+    ],
+)
+def test_the_name_alone_is_no_marker(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "serve.log"
+    written(path, text)
+
+    found = log.scan(str(path))
+
+    assert found.markers == {}
+    assert found.damaged == 0
+
+
+def test_a_marker_torn_by_another_writer_is_reported_and_not_counted(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    torn = "(EngineCore pid=3) DCU_KERNEL_DIAG selected=True shape=(40(APIServer pid=7) INFO ok\n"
+    written(path, torn, line())
+
+    found = log.scan(str(path))
+
+    assert counts(found) == {(1200, BIG, True): Count(before=1)}
+    assert found.damaged == 1
+
+
+def test_two_markers_on_one_line_are_two(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    written(path, line(pid=1).strip() + " ", line(pid=2))
+
+    assert set(counts(log.scan(str(path)))) == {(1, BIG, True), (2, BIG, True)}
+
+
+def test_a_marker_that_names_no_process_belongs_to_none(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    written(path, line(), line().replace("(EngineCore pid=1200) ", ""))
+
+    assert set(counts(log.scan(str(path)))) == {(1200, BIG, True), (0, BIG, True)}
+
+
+def test_a_log_that_was_rotated_by_rename_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    written(path, line(pid=900))
+    start = written(path, line())
+    window = written(path, line())
+    path.rename(tmp_path / "serve.log.1")
+    written(path, line())
+
+    found = log.scan(str(path), start, window)
+
+    assert counts(found) == {(1200, BIG, True): Count(before=3, window=2)}
+    assert found.lost == []
+
+
+def test_a_window_in_the_new_file_leaves_out_the_rotated_part(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    start = written(path, line())
+    path.rename(tmp_path / "serve.log.1")
+    written(path, line())
+    window = written(path, line())
+
+    found = log.scan(str(path), Place(start.device, (tmp_path / "serve.log.1").stat().st_ino, 0),
+                     window)  # fmt: skip
+
+    assert counts(found) == {(1200, BIG, True): Count(before=3, window=1)}
+
+
+def test_a_piece_that_has_gone_is_said_to_be_lost(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    written(path, line())
+    start = written(path, line())
+    kept = path.open()  # so that its inode is not given to the next file
+    path.unlink()
+    written(path, line())
+
+    found = log.scan(str(path), start, start)
+    kept.close()
+
+    assert found.lost == [
+        "the file in which this start began has been rotated away",
+        "the measured window begins in a piece of the log that has gone",
+    ]
+    assert counts(found)[1200, BIG, True].window == 0
+
+
+def test_a_log_cut_to_nothing_and_grown_again_is_said_to_be_cut(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    written(path, line(), line())
+    start = written(path, line())
+    os.truncate(path, 0)
+
+    found = log.scan(str(path), start)
+
+    assert found.lost == [f"{path} was cut to less than the noted offset"]
+
+
+def test_a_log_that_is_not_there_is_lost_and_one_that_came_later_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    assert log.scan(str(path)).lost == [f"{path} is not there"]
+
+    start = written(path, line())
+
+    assert counts(log.scan(str(path), start, start))[1200, BIG, True] == Count(1, 0, 1)
+
+
+def test_markers_without_number_are_bounded_and_the_rest_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    written(path, *(line(f"({n}, 1)") for n in range(5000)))
+
+    found = log.scan(str(path))
+
+    assert len(found.markers) == 4096
+    assert found.uncounted == 5000 - 4096
+
+
+@given(
+    st.lists(
+        st.sampled_from([line(), line("(1, 8)", 7), READY, "noise\r", "x" * 99_999 + "\n", "\n"]),
+        max_size=12,
+    ),
+    st.integers(min_value=0, max_value=12),
+)
+def test_where_chunks_end_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str], cut: int
+) -> None:
+    """The reader in one pass says what a plain reading of the whole text says."""
+    path = tmp_path_factory.mktemp("log") / "serve.log"
+    written(path, *parts[:cut])
+    window = written(path, *parts[cut:])
+
+    found = log.scan(str(path), None, window)
+
+    text = "".join(parts)
+    ready = text.find("Application startup complete.")
+    edge = len("".join(parts[:cut]))
+    for pid, shape in ((1200, "(4096, 5120)"), (7, "(1, 8)")):
+        wanted = line(shape, pid).strip()
+        at = [i for i in range(len(text)) if text.startswith(wanted, i)]
+        count = found.markers.get(
+            Marker(pid, BIG if pid == 1200 else (1, 8), "torch.bfloat16", selected=True), Count()
+        )
+        assert count.before + count.after == len(at)
+        assert count.after == sum(0 <= ready < i for i in at)
+        assert count.window == sum(i >= edge for i in at)
+
+
+@pytest.mark.slow
+def test_memory_stays_the_same_whatever_the_size_of_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    block = (line() + "(EngineCore pid=1200) INFO something else goes on here\n" * 50) * 400
+    with path.open("w") as file:
+        for _ in range(150):
+            file.write(block)
+        file.write("no end of line " * 4_000_000)
+    code = (
+        "import sys; from deploy.agent import log; found = log.scan(sys.argv[1])\n"
+        "print(found.bytes, sum(c.before for c in found.markers.values()))"
+    )
+    limit = 200 << 20
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True, text=True, timeout=120, check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )  # fmt: skip
+
+    assert path.stat().st_size > limit
+    assert done.stdout.split() == [str(path.stat().st_size), str(150 * 400)]
