@@ -1,0 +1,1 @@
+"""What the demo adds to vLLM: a marker that shows which GEMM a request really ran."""

@@ -1,0 +1,1 @@
+from vllm.dcu import diag as dcu_diag

@@ -1,0 +1,1 @@
+        dcu_diag.report("LLMM1", x_view, weight)
