@@ -87,7 +87,11 @@ class Visit:
 
 def source_complete(plan: Plan, evidence: Evidence, delta: Delta | None) -> Gate:
     """Gate 1: the whole diff classed; every runtime file installed, compiled and imported."""
-    faults = [*_missing_answers(plan, evidence), *_file_faults(evidence), *_origin_faults(evidence)]
+    faults = [
+        *_missing_answers(plan, evidence),
+        *_file_faults(evidence),
+        *_origin_faults(plan, evidence),
+    ]
     if evidence.tree != plan.tree:
         faults.append(f"tree read on the target is {evidence.tree or 'absent'}, not {plan.tree}")
     proofs = [] if delta is None else [_classed(delta)]
@@ -142,12 +146,13 @@ def _fault(row: Mapping[str, Any]) -> str:
     return f"{row['path']}: {row['state']}" + (f" ({detail})" if detail else "")
 
 
-def _origin_faults(evidence: Evidence) -> list[str]:
+def _origin_faults(plan: Plan, evidence: Evidence) -> list[str]:
+    # The service starts in the launch folder; an empty one shows what that folder adds.
+    asked = ("empty", "launch") if plan.launch_dir else ("empty",)
     probes = evidence.origin
-    if not probes:
-        return ["import origin was not probed"]
-    return [
-        f"from {where}: {probe.get('state')}: {probe.get('why', '')}".rstrip(": ")
+    silent = [f"import from {where} was not probed" for where in asked if where not in probes]
+    return silent + [
+        f"import from {where}: {probe.get('state')}: {probe.get('why', '')}".rstrip(": ")
         for where, probe in sorted(probes.items())
         if probe.get("state") != "ok"
     ]
