@@ -255,7 +255,7 @@ class Launch:
     serve: tuple[str, ...] = key(
         ARGV, "flags as a mapping (order does not count) or words as a list", ()
     )
-    port: int = key(fields.PORT, "the port to listen on")
+    port: int = key(fields.PORT, "the port to listen on", 8000)
     env: Mapping[str, Variable] = key(
         MapOf(fields.ENV_NAME, Record(Variable)), "custom variables, each with its reason", EMPTY
     )
