@@ -92,7 +92,8 @@ def test_neither_umask_zone_locale_folder_hash_seed_nor_python_changes_a_byte(
     alone = tmp_path / "elsewhere 中文"
     shutil.copytree(top / "deploy", alone / "deploy", ignore=shutil.ignore_patterns("__pycache__"))
     digests = set()
-    for i, python in enumerate(pythons.values()):
+    fit = [path for version, path in sorted(pythons.items()) if version.startswith("3.1")]
+    for i, python in enumerate(fit):
         env = {
             "PATH": os.environ["PATH"],
             "TZ": ["UTC", "Asia/Shanghai"][i % 2],
