@@ -337,7 +337,9 @@ def pack(folder: Path, path: Path) -> None:
     A RECORD is added to the one `.dist-info` in it. Times are fixed, only the execute bit of a
     file's mode counts, and nothing is compressed (zlib's output differs between versions).
     """
-    files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+    found = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+    # Whoever looks at the files with Python leaves bytecode beside them.
+    files = {name: p for name, p in found.items() if "__pycache__" not in name.split("/")}
     infos = sorted({n.split("/")[0] for n in files if n.split("/")[0].endswith(".dist-info")})
     if len(infos) != 1:
         raise BadValues(

@@ -1,0 +1,3 @@
+"""A module that the overlay deletes."""
+
+LEFT_OVER = True

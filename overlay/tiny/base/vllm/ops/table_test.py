@@ -1,0 +1,5 @@
+"""A module that the overlay renames."""
+
+
+def table():
+    return {"rows": 1}

@@ -1,0 +1,3 @@
+#!/bin/sh
+# The overlay makes this executable.
+echo "tiny"

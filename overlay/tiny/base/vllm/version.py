@@ -1,0 +1,3 @@
+"""The version, and nothing that imports."""
+
+__version__ = "0.18.1"

@@ -1,0 +1,2 @@
+    if diag.takes(rows):
+        return "candidate"

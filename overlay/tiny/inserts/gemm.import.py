@@ -1,0 +1,2 @@
+from vllm.dcu import diag
+

@@ -1,0 +1,1 @@
+__dcu_overlay__ = "tiny"
