@@ -99,7 +99,7 @@ def _sha256(path: Path) -> str:
 def _download(spec: WheelSpec, folder: Path) -> Path:
     """Let pip fetch the file: it knows the user's index, mirror, proxy and certificates."""
     asked = folder / "asked.txt"
-    asked.write_text(f"{spec.name}=={spec.version} --hash=sha256:{spec.sha256}\n")
+    asked.write_text(f"{spec.name}=={spec.version} --hash=sha256:{spec.sha256}\n", encoding="ascii")
     argv = (
         *(sys.executable, "-I", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"),
         *("--require-hashes", "--implementation", "cp", "--python-version", spec.python),
