@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.agent import maps, ports, process
+from deploy.agent import machine, maps, ports
 from deploy.agent.roles import Role, role_of
 
 _API = ("python3", "-m", "vllm.entrypoints.openai.api_server")
@@ -42,8 +42,8 @@ def soon(check: Callable[[], object], seconds: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-def seen(pid: int) -> process.Process | None:
-    return process.snapshot().at(pid)
+def seen(pid: int) -> machine.Process | None:
+    return machine.snapshot().at(pid)
 
 
 def test_an_engine_is_found_by_its_title_and_marked_an_orphan() -> None:
@@ -73,11 +73,11 @@ def test_an_engine_below_its_server_is_no_orphan_and_dies_into_one_when_the_serv
         assert api.stdout is not None
         engine = int(api.stdout.readline())
         soon(lambda: (p := seen(engine)) and p.role is Role.ENGINE)
-        before = process.snapshot()
+        before = machine.snapshot()
         api.kill()
         api.wait()
         soon(lambda: not os.path.exists(f"/proc/{api.pid}"))
-        after = process.snapshot()
+        after = machine.snapshot()
         os.kill(engine, 9)
 
     assert before.at(api.pid) is not None
@@ -118,7 +118,7 @@ def test_only_the_server_counts_and_not_who_has_its_name_among_the_arguments(
         shell = start("sh", "-c", "sleep 60; echo VLLM::EngineCore vllm serve")
         soon(lambda: seen(server.pid))
 
-        found = process.snapshot()
+        found = machine.snapshot()
 
     assert found.at(server.pid).role is Role.SERVER  # type: ignore[union-attr]
     assert [found.at(other.pid) for other in (tail, pip, shell)] == [None, None, None]
@@ -127,8 +127,8 @@ def test_only_the_server_counts_and_not_who_has_its_name_among_the_arguments(
 def test_the_caller_and_its_ancestors_are_left_out() -> None:
     # The caller's own command line says `vllm serve`; so does its parent's.
     code = (
-        "import os; from deploy.agent import process; ours = {os.getpid(), os.getppid()}\n"
-        "print([p.pid for p in process.snapshot().processes if p.pid in ours])"
+        "import os; from deploy.agent import machine; ours = {os.getpid(), os.getppid()}\n"
+        "print([p.pid for p in machine.snapshot().processes if p.pid in ours])"
     )
     wrapped = ["bash", "-c", 'exec -a vllm "$0" -c "$1" serve', sys.executable, code]
     done = subprocess.run(wrapped, capture_output=True, text=True, timeout=30, check=True)
@@ -185,7 +185,7 @@ def test_a_dead_child_of_a_server_is_listed_as_a_zombie(tmp_path: Path) -> None:
         child = int(api.stdout.readline())
         soon(lambda: (p := seen(child)) and p.zombie)
 
-        found = process.snapshot()
+        found = machine.snapshot()
 
     assert found.at(child).parent == api.pid  # type: ignore[union-attr]
 
@@ -201,7 +201,7 @@ def test_two_servers_on_one_port_are_two_listeners(family: socket.AddressFamily)
             heard.listen()
             port = heard.getsockname()[1]
 
-        found = process.snapshot(port)
+        found = machine.snapshot(port)
 
     assert len(found.listeners) == 2
     assert all(listener.pids == (os.getpid(),) for listener in found.listeners)
@@ -217,8 +217,8 @@ def test_a_listener_is_named_with_its_pid_without_any_tool(tmp_path: Path) -> No
         port = int(child.stdout.readline())
         # A connection *to* the port from elsewhere is not one that listens on it.
         with socket.create_connection(("127.0.0.1", port)):
-            found = process.snapshot(port)
-        longer = process.snapshot(port + 10000) if port < 55000 else None
+            found = machine.snapshot(port)
+        longer = machine.snapshot(port + 10000) if port < 55000 else None
 
     assert [(a.address, a.port, a.pids) for a in found.listeners] == [
         ("127.0.0.1", port, (child.pid,))
@@ -233,7 +233,7 @@ def test_a_port_that_is_bound_but_does_not_listen_yet_is_held() -> None:
         early.bind(("127.0.0.1", 0))
         port = early.getsockname()[1]
 
-        assert process.snapshot(port).listeners == ()
+        assert machine.snapshot(port).listeners == ()
         assert ports.bound(port)
     assert not ports.bound(port)
 
@@ -262,9 +262,9 @@ def test_a_process_of_another_pid_namespace_is_told_apart() -> None:
         *titled("VLLM::EngineCore"),
     )
     with running(*argv) as outer:
-        soon(lambda: any(p.container for p in process.snapshot().of(Role.ENGINE)))
+        soon(lambda: any(p.container for p in machine.snapshot().of(Role.ENGINE)))
 
-        found = [p for p in process.snapshot().of(Role.ENGINE) if p.container]
+        found = [p for p in machine.snapshot().of(Role.ENGINE) if p.container]
         outer.terminate()
 
     assert [p.container for p in found] == ["elsewhere"]
@@ -273,8 +273,8 @@ def test_a_process_of_another_pid_namespace_is_told_apart() -> None:
 def test_whoever_holds_a_device_file_is_listed_bench_tools_included() -> None:
     # No card is here: /dev/null's numbers under a card's name, in a mount namespace of its own.
     code = (
-        "from deploy.agent import process\n"
-        "print(*[(p.pid, *p.devices) for p in process.snapshot().processes if p.devices])"
+        "from deploy.agent import machine\n"
+        "print(*[(p.pid, *p.devices) for p in machine.snapshot().processes if p.devices])"
     )
     script = (
         "set -e; mkdir -p /dev/dri; mount -t tmpfs none /dev/dri; mknod /dev/dri/renderD128 c 1 3\n"
@@ -349,15 +349,15 @@ def test_a_process_that_is_gone_has_no_start_and_no_mappings() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
 
-    assert process.start_of(child.pid) == 0
+    assert machine.start_of(child.pid) == 0
     assert maps.of(child.pid) == ()
 
 
 def test_what_may_not_be_looked_at_is_no_answer(tmp_path: Path) -> None:
     code = (
-        "import os; from deploy.agent import maps, process, proc\n"
+        "import os; from deploy.agent import machine, maps, proc\n"
         "os.setgid(65534); os.setuid(65534)\n"
-        "print(process.snapshot().hidden > 0)\n"
+        "print(machine.snapshot().hidden > 0)\n"
         "try: maps.of(1)\nexcept proc.CannotTell as err: print(err.what)"
     )
     done = subprocess.run(

@@ -1,0 +1,126 @@
+"""Ask a running server whether it works: health, model, and one real generation.
+
+Health answers 200 while nothing can be generated, so only a generation proves readiness. The
+connection is made straight to the loopback address: a proxy of the environment must not stand
+between (an image may preset one, and it answers 503).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+_MOST = 1 << 20  # bytes of an answer that are read
+PROMPT = "1 2 3 4"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """One probe. `status` is 0 when there was no answer, `error` says why it does not pass."""
+
+    probe: str
+    status: int = 0
+    error: str = ""
+    detail: str = ""
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return not self.error
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "probe": self.probe,
+            "status": self.status,
+            "error": self.error,
+            "detail": self.detail,
+        }
+
+
+def probe(
+    port: int, served_name: str = "", *, host: str = "127.0.0.1", timeout: float = 60.0
+) -> tuple[Answered, ...]:
+    """Ask for health, models and one generation, in this order; the first failure ends it."""
+    address = (host, port)
+    asked = [_health(address, timeout)]
+    if asked[-1].passed:
+        name, models = _models(address, served_name, timeout)
+        asked.append(models)
+    if asked[-1].passed and len(asked) == 2:
+        asked.append(_generation(address, name, timeout))
+    return tuple(asked)
+
+
+def wait(port: int, served_name: str, seconds: float, alive: Any) -> tuple[Answered, ...]:
+    """Probe until all pass, the time is over, or `alive()` is false; return the last answers."""
+    limit = time.monotonic() + seconds
+    while True:
+        left = limit - time.monotonic()
+        answered = probe(port, served_name, timeout=max(1.0, min(60.0, left)))
+        if len(answered) == 3 and answered[-1].passed:
+            return answered
+        if left <= 0 or not alive():
+            return answered
+        time.sleep(min(1.0, max(0.0, left)))
+
+
+def _health(address: tuple[str, int], timeout: float) -> Answered:
+    status, _, error, seconds = _ask(address, "GET", "/health", timeout)
+    return Answered(probe="health", status=status, error=error, seconds=seconds)
+
+
+def _models(address: tuple[str, int], wanted: str, timeout: float) -> tuple[str, Answered]:
+    status, raw, error, seconds = _ask(address, "GET", "/v1/models", timeout)
+    rows = raw.get("data") if isinstance(raw, dict) else None
+    rows = [row for row in rows or () if isinstance(row, dict)]
+    names = [str(row.get("id")) for row in rows]
+    if not error and not names:
+        error = "it lists no model"
+    elif not error and wanted and wanted not in names:
+        error = f"it serves {', '.join(names)}, not {wanted}"
+    name = wanted or (names[0] if names else "")
+    root = next((str(row.get("root", "")) for row in rows if row.get("id") == name), "")
+    answered = Answered(probe="models", status=status, error=error, detail=root, seconds=seconds)
+    return name, answered
+
+
+def _generation(address: tuple[str, int], name: str, timeout: float) -> Answered:
+    body = {"model": name, "prompt": PROMPT, "max_tokens": 2, "temperature": 0, "seed": 0}
+    status, raw, error, seconds = _ask(address, "POST", "/v1/completions", timeout, body)
+    if not error:
+        usage = raw.get("usage") if isinstance(raw, dict) else None
+        made = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        if not made:
+            error = "it answered without a token"
+        elif raw.get("model") != name:
+            error = f"the answer is of {raw.get('model')}, not of {name}"
+    return Answered(probe="generation", status=status, error=error, seconds=seconds)
+
+
+def _ask(
+    address: tuple[str, int], method: str, path: str, timeout: float, body: Any = None
+) -> tuple[int, Any, str, float]:
+    """Return status, JSON (or None), why it is no answer, and how long it took in seconds."""
+    import http.client
+
+    begun = time.monotonic()
+    connection = http.client.HTTPConnection(*address, timeout=timeout)
+    try:
+        data = None if body is None else json.dumps(body)
+        connection.request(method, path, data, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        text = response.read(_MOST)
+        status = response.status
+    except (OSError, http.client.HTTPException) as err:
+        why = str(err) or type(err).__name__
+        return 0, None, f"no answer: {why}", time.monotonic() - begun
+    finally:
+        connection.close()
+    seconds = time.monotonic() - begun
+    try:
+        raw = json.loads(text) if text else {}
+    except ValueError:
+        return status, None, f"status {status} and no JSON", seconds
+    return status, raw, "" if status == 200 else f"status {status}", seconds
