@@ -82,9 +82,11 @@ def reproduce(name: str, layout: Layout = HERE) -> tuple[Visit, list[dict[str, s
     root = _lay(found)
     say(f"{found.name}: laid a pristine root at {root}")
     visit = _deploy(found, made, parse_local(str(root)), Request(verb=Verb.DEPLOY))
-    if visit.evidence is not None:
-        links += _compare([("tree", str(pinned.expect.get("tree", "")), visit.evidence.tree)])
-        _write_evidence(found, visit, links)
+    if visit.error is not None:
+        raise visit.error
+    assert visit.evidence is not None
+    links.append(_link("tree", str(pinned.expect.get("tree", "")), visit.evidence.tree))
+    _write_evidence(found, visit, links)
     return visit, links
 
 
@@ -174,7 +176,11 @@ def _compare(links: Sequence[tuple[str, str, str]]) -> list[dict[str, str]]:
                 why=f"locked {was or 'nothing'}, found {now or 'nothing'}",
                 fix=_SUSPECTS.get(link, "read `git log` of the manifest, its series and the lock"),
             )
-    return [{"link": link, "locked": was, "found": now} for link, was, now in links]
+    return [_link(*link) for link in links]
+
+
+def _link(link: str, was: str, now: str) -> dict[str, str]:
+    return {"link": link, "locked": was, "found": now}
 
 
 _SUSPECTS = {
