@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO
 
-from deploy.errors import BadValues, BundleError, Exit
+from deploy.errors import BadValues, BundleError, Exit, StaleLock
 
 BLOCK = 512
 SLICE = 1 << 20
@@ -62,6 +62,7 @@ class Entry:
     link: str = ""
     uid: int = 0
     gid: int = 0
+    sha256: str = ""  # of the content, where somebody promised it
 
     @property
     def length(self) -> int:
@@ -366,6 +367,34 @@ def _cut(text: str) -> bytes:
     if len(name) > 100 and name[99:100] == b"/":
         return name[:99]
     return name[:100]
+
+
+def confirm(entries: Iterable[Entry], stream: IO[bytes]) -> None:
+    """Raise StaleLock unless Python's own tar reader finds exactly the entries, and their bytes."""
+    found = {row[0]: row[1:] for row in read_back(stream)}
+    faults = []
+    for entry in entries:
+        row = found.pop(entry.stored_path.rstrip("/"), None)
+        if row is None or not _matches(entry, row):
+            faults.append(f"{entry.path}: packed as {entry.kind.value}, read back as {row}")
+    faults += [f"{path}: nobody packed it" for path, row in found.items() if row[0] != "folder"]
+    if faults:
+        raise StaleLock(
+            "the layer does not hold what was put into it",
+            why="; ".join(sorted(faults)),
+            fix="remove out/ and build again; if it stays so, this is a bug",
+        )
+
+
+def _matches(entry: Entry, row: tuple[str, int, int, str, str]) -> bool:
+    kind, mode, size, link, sha256 = row
+    if entry.kind is Kind.FILE:
+        want = entry.sha256 or ("" if entry.source else hashlib.sha256(entry.data).hexdigest())
+        same = (kind, mode, size) == ("file", entry.mode, entry.length)
+        return same and want in ("", sha256)
+    if entry.kind is Kind.LINK:
+        return (kind, link) == ("link", entry.link)
+    return (kind, size) == (("folder", 0) if entry.kind is Kind.FOLDER else ("file", 0))
 
 
 def read_back(stream: IO[bytes]) -> list[tuple[str, str, int, int, str, str]]:

@@ -1,0 +1,388 @@
+"""An image from a bundle: look into the base, compile, write the layer, load it, believe nothing.
+
+`build` is this module's face. The ids are predicted from the bytes and then compared with what the
+engine says; an image whose ids differ is taken out of the engine again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from deploy.agent.plan import Plan
+from deploy.agent.words import digest
+from deploy.bundle import Bundle
+from deploy.carriers.engine import NAME, Engine, Progress, Store
+from deploy.errors import Differs, UnfitTarget
+from deploy.image import base as bases
+from deploy.image import bytecode
+from deploy.image.archive import Image, Reference, archive_size, stream
+from deploy.image.base import Files, Memory, Pin, Seen, resolve
+from deploy.image.config import Added, Base, config_document, content_id
+from deploy.image.layer import Flavour, Layer, confirm, write_layer
+from deploy.image.overlay import Contents, Extra, entries
+
+# A change of the encoder may change ids with every input equal; it is then the first suspect.
+ENCODER = "image/1"
+
+_LIST_INSTALLED = (
+    "import os, sys; "
+    "sys.stdout.write('\\0'.join(n for n in os.listdir(sys.argv[1]) if n.endswith('.dist-info')))"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to build. `epoch` is the head commit's time; `extras` lie beside the site.
+
+    `pin` is the base as locked; without one the engine's `base` is taken as it is.
+    """
+
+    bundle: Bundle
+    base: str
+    reference: Reference
+    epoch: int
+    pin: Pin | None = None
+    extras: tuple[Extra, ...] = ()
+    flavour: Flavour = Flavour.MODERN
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def added(self) -> Added:
+        labels = {
+            NAME: self.bundle.plan.name,
+            "dcu-bundle.plan": self.bundle.plan.digest,
+            "dcu-bundle.inputs": digest(self.bundle.inputs),
+            "dcu-bundle.bundle": self.bundle.sha256,
+            **self.labels,
+        }
+        return Added(note=f"dcu-bundle {self.bundle.plan.name}", labels=labels)
+
+    def key(self, base: Base) -> str:
+        """One digest over everything that the image follows from."""
+        return digest(
+            {
+                "encoder": ENCODER,
+                "bundle": self.bundle.sha256,
+                "base": [list(base.diff_ids), base.run_config, base.platform],
+                "reference": str(self.reference),
+                "epoch": self.epoch,
+                "extras": [[e.path, e.sha256, e.mode] for e in self.extras],
+                "flavour": self.flavour.value,
+                "labels": dict(self.added.labels),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """One image in an engine, and every id that it has or would have in another."""
+
+    reference: str
+    id: str
+    layer: str
+    config: str
+    content: str
+    base: tuple[str, ...]
+    run_config: str
+    manifest: str = ""  # empty where the base's blobs are not known
+    size: int = 0  # bytes of our layer
+    unchanged: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": "image/1", **dataclasses.asdict(self), "base": list(self.base)}
+
+    @property
+    def expect(self) -> dict[str, str]:
+        """The part that a lock pins: the same on every engine."""
+        return {
+            "layer": self.layer,
+            "config": self.config,
+            "manifest": self.manifest,
+            "content": self.content,
+            "run_config": self.run_config,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where a build leaves things: `work` its record, `cache` what base images hold."""
+
+    work: Path
+    cache: Path
+
+
+def build(
+    engine: Engine,
+    order: Order,
+    folders: Folders,
+    *,
+    progress: Progress | None = None,
+    fresh: bool = False,
+    output: Path | None = None,
+) -> Built:
+    """Build and load an image; do nothing when it is there already. `fresh` believes no cache.
+
+    `output` names a file for the archive that was loaded (thin: it needs the base beside it).
+
+    Raises:
+        UnfitTarget, StaleLock: the base is absent, or not the pinned one; nothing was written.
+        Refused: a replaced file is not what the plan assumes; nothing was written.
+        Differs: the engine shows other ids than predicted; the image was removed again.
+    """
+    base = _base(engine, order)
+    record = folders.work / "image.json"
+    if not fresh and output is None and (known := _unchanged(engine, record, order, base)):
+        return known
+    with _assembled(engine, order, base, folders, fresh=fresh) as image:
+        engine.load(stream(image), archive_size(image), progress)
+        built = _checked(engine, image)
+        if output is not None:
+            _write(output, image)
+    _remember(record, order.key(base), built)
+    return built
+
+
+def _base(engine: Engine, order: Order) -> Base:
+    found = engine.inspect(order.base)
+    if found is None:
+        raise UnfitTarget(
+            f"the engine has no base image {order.base}",
+            why="an image is assembled on a base that the engine holds",
+            fix=f"`docker pull {order.base}` (by the locked digest), or load its archive",
+        )
+    base = Base.from_inspect(found)
+    if order.pin is not None:
+        bases.check_pin(order.pin, base)
+    return base
+
+
+@contextlib.contextmanager
+def _assembled(
+    engine: Engine, order: Order, base: Base, folders: Folders, *, fresh: bool
+) -> Iterator[Image]:
+    """The image as bytes; its layer lies in a temporary file that is gone afterwards."""
+    plan = order.bundle.plan
+    cache = None if fresh else folders.cache / f"{base.id.removeprefix('sha256:')}.json"
+    with contextlib.ExitStack() as stack:
+        files = Memory(_Lazy(engine, base.id, stack), cache)
+        site = bases.site_of(files, plan)
+        python = _python(files, plan)
+        bases.require(files, site, plan, _installed(engine, files, base.id, python, site))
+        bases.judge(files, site, plan)
+        with _blobs(order.bundle) as blobs:
+            compiler = _Compiler(
+                engine=engine,
+                image=base.id,
+                python=python,
+                cache=None if fresh else folders.cache / "pycs",
+            )
+            tag, pycs = compiler.compile(plan, blobs)
+            contents = Contents(
+                plan=plan,
+                site=site,
+                blobs=blobs,
+                pycs=pycs,
+                tag=tag,
+                extras=order.extras,
+            )
+            with _layer(contents, files, order, folders.work) as layer:
+                files.keep()
+                config = config_document(base, layer.diff_id, order.added, epoch=order.epoch)
+                yield Image(reference=order.reference, base=base, layer=layer, config=config)
+
+
+class _Lazy:
+    """Files of an image that make their container at the first question, if there is one."""
+
+    def __init__(self, engine: Engine, image: str, stack: contextlib.ExitStack) -> None:
+        self._engine, self._image, self._stack = engine, image, stack
+        self._still: Files | None = None
+
+    def look(self, path: str) -> Seen:
+        return self._files().look(path)
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        return self._files().names(folder)
+
+    def _files(self) -> Files:
+        if self._still is None:
+            self._still = self._stack.enter_context(self._engine.still(self._image))
+        return self._still
+
+
+_Openers = Mapping[str, Callable[[], IO[bytes]]]
+
+
+@contextlib.contextmanager
+def _blobs(bundle: Bundle) -> Iterator[_Openers]:
+    """The contents that a bundle carries, by sha256, each opened on demand."""
+    with zipfile.ZipFile(bundle.path) as archive:
+        yield {sha: partial(archive.open, f"blobs/{sha}") for sha in bundle.plan.blobs()}
+
+
+def _python(files: Files, plan: Plan) -> str:
+    """The plan's interpreter, or "" in an image that has none."""
+    real = resolve(files, plan.python)
+    return plan.python if files.look(real).kind == "file" else ""
+
+
+def _installed(
+    engine: Engine, files: Memory, image: str, python: str, site: str
+) -> tuple[str, ...]:
+    def ask() -> tuple[str, ...]:
+        ended = engine.run(image, (python, "-I", "-S", "-c", _LIST_INSTALLED, site))
+        return tuple(sorted(ended.out.decode("utf-8", "replace").split("\0")))
+
+    return files.learn(f"{site}/*.dist-info", ask) if python else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compiler:
+    """Makes pycs by the image's own Python; what it made before of the same bytes is kept."""
+
+    engine: Engine
+    image: str
+    python: str  # "" in an image that has none: nothing is compiled
+    cache: Path | None
+
+    def compile(self, plan: Plan, blobs: _Openers) -> tuple[str, dict[str, bytes]]:
+        """Return the interpreter's cache tag, and the pyc of each module that the plan compiles."""
+        if not self.python:
+            return "", {}
+        program = bytecode.program(self.python)
+        wanted = {entry.path: entry.want.sha256 for entry in plan.files if entry.compiled}
+        keys = {
+            path: digest([self.image, list(program), plan.site, path, sha])
+            for path, sha in wanted.items()
+        }
+        tag, pycs = self._kept(keys)
+        sources = {path: _read(blobs[wanted[path]]) for path in wanted if path not in pycs}
+        if sources:
+            question = bytecode.question(plan.site, sources)
+            ended = self.engine.run(self.image, program, [question])
+            tag, made = bytecode.answer(tuple(sources), ended.out, ended.err)
+            self._keep(tag, {keys[path]: body for path, body in made.items()})
+            pycs.update(made)
+        return tag, dict(sorted(pycs.items()))
+
+    def _kept(self, keys: Mapping[str, str]) -> tuple[str, dict[str, bytes]]:
+        tag, found = "", {}
+        if self.cache is not None and self.cache.is_dir():
+            names = {name.partition(".")[0]: name for name in os.listdir(self.cache)}
+            for path, key in keys.items():
+                if key in names:
+                    tag = names[key].partition(".")[2].removesuffix(".pyc")
+                    found[path] = (self.cache / names[key]).read_bytes()
+        return tag, found
+
+    def _keep(self, tag: str, bodies: Mapping[str, bytes]) -> None:
+        if self.cache is None:
+            return
+        for key, body in bodies.items():
+            _replace(self.cache / f"{key}.{tag}.pyc", body)
+
+
+def _read(opener: Callable[[], IO[bytes]]) -> bytes:
+    with opener() as source:
+        return source.read()
+
+
+@contextlib.contextmanager
+def _layer(contents: Contents, files: Memory, order: Order, work: Path) -> Iterator[Layer]:
+    """Our layer in a temporary file, read back by another reader before anyone believes it."""
+    found, folders = entries(contents, files)
+    work.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=work, prefix=".layer-", suffix=".tar") as file:
+        layer = write_layer(found, file, epoch=order.epoch, flavour=order.flavour, folders=folders)
+        file.flush()
+        with open(file.name, "rb") as again:
+            confirm(found, again)
+        yield dataclasses.replace(layer, path=Path(file.name))
+
+
+def _checked(engine: Engine, image: Image) -> Built:
+    """What the engine made of it; when that is not the prediction: remove it, raise Differs."""
+    found = engine.inspect(str(image.reference)) or {}
+    store = engine.store
+    expected = image.manifest_id if store is Store.CONTAINERD else image.config_id
+    layers = [*image.base.diff_ids, image.layer.diff_id]
+    faults = []
+    if found.get("Id") != expected:
+        faults.append(f"predicted the id {expected}, the engine shows {found.get('Id')}")
+    if (found.get("RootFS") or {}).get("Layers") != layers:
+        faults.append("its layers are not the base's and ours")
+    if faults:
+        engine.remove_image(str(image.reference))
+        raise Differs(
+            f"the engine made another image of {image.reference}",
+            why="; ".join(faults),
+            fix="the image was removed again; run with --json and report both ids",
+        )
+    return _built(image, str(found["Id"]))
+
+
+def _built(image: Image, identity: str) -> Built:
+    config = json.loads(image.config)
+    layers = config["rootfs"]["diff_ids"]
+    made = Base(diff_ids=tuple(layers), config=config["config"])
+    return Built(
+        reference=str(image.reference),
+        id=identity,
+        layer=image.layer.diff_id,
+        config=image.config_id,
+        manifest=image.manifest_id if image.complete else "",
+        content=content_id(layers, config["config"], config["architecture"]),
+        base=image.base.diff_ids,
+        run_config=made.run_config,
+        size=image.layer.size,
+    )
+
+
+def _unchanged(engine: Engine, record: Path, order: Order, base: Base) -> Built | None:
+    """The image of an earlier build, when nothing that it follows from has changed."""
+    try:
+        raw = json.loads(record.read_text(encoding="utf-8"))
+        built = Built(**{**raw["built"], "base": tuple(raw["built"]["base"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    there = engine.inspect(str(order.reference))
+    if raw.get("key") != order.key(base) or there is None or there["Id"] != built.id:
+        return None
+    return dataclasses.replace(built, unchanged=True)
+
+
+def _remember(record: Path, key: str, built: Built) -> None:
+    raw = {"key": key, "built": dataclasses.asdict(built)}
+    _replace(record, json.dumps(raw, indent=1, sort_keys=True).encode())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_bytes(data)
+    os.replace(beside, path)
+
+
+def _write(path: Path, image: Image) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as out:
+            for piece in stream(image):
+                out.write(piece)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+__all__ = ["Built", "Folders", "Order", "build"]

@@ -1,0 +1,430 @@
+"""The container engine behind a small face: look into an image, run one child, load, remove.
+
+The only module that talks to the engine's SDK. Every container that it makes has a name and a
+label of ours and is gone when the call ends, however it ends; time-outs are long, because a client
+that gives up does not stop the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from deploy.errors import Refused, UnfitTarget, Unreachable
+from deploy.image.base import Seen
+
+if TYPE_CHECKING:
+    import docker
+
+SOCKET = "unix:///var/run/docker.sock"
+# Marks a container of one call; the value says whose, so that `gc` can leave living ones alone.
+TEMPORARY = "dcu-bundle.temporary"
+NAME = "dcu-bundle.name"
+_HELLO = 20.0  # seconds until an engine that does not answer counts as absent
+_PATIENCE = 3600.0  # seconds of silence: a big load is one request
+_SLICE = 1 << 18
+
+Progress = Callable[[int, int], None]  # bytes so far, bytes in all (0: not known)
+
+
+class Store(str, Enum):
+    """Where an engine keeps images; it decides what an image's id is the digest of."""
+
+    CLASSIC = "classic"  # the id is the config's digest
+    CONTAINERD = "containerd"  # the id is the manifest's digest
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child in a container ended; `code` is None when the engine would not say."""
+
+    code: int | None
+    out: bytes
+    err: bytes
+
+
+class Engine:
+    """One engine, spoken to through its socket."""
+
+    def __init__(self, client: docker.APIClient) -> None:
+        self._client = client
+
+    @property
+    def store(self) -> Store:
+        status = self._client.info().get("DriverStatus") or ()
+        snapshotter = ["driver-type", "io.containerd.snapshotter.v1"]
+        return Store.CONTAINERD if snapshotter in [list(row) for row in status] else Store.CLASSIC
+
+    def inspect(self, reference: str) -> dict[str, Any] | None:
+        """What the engine says of an image, or None when it has no such image."""
+        import docker.errors
+
+        try:
+            answer = self._client.inspect_image(reference)  # type: ignore[no-untyped-call]
+        except docker.errors.ImageNotFound:
+            return None
+        return cast(dict[str, Any], answer)
+
+    def inspect_container(self, container: str) -> dict[str, Any] | None:
+        import docker.errors
+
+        try:
+            return cast(dict[str, Any], self._client.inspect_container(container))
+        except docker.errors.NotFound:
+            return None
+
+    @contextlib.contextmanager
+    def still(self, image: str) -> Iterator[Still]:
+        """A container of the image that is never started, to look into it."""
+        with self._temporary(image, ("-",), open_stdin=False) as container:
+            yield Still(self._client, container)
+
+    def run(
+        self,
+        image: str,
+        argv: Iterable[str],
+        stdin: Iterable[bytes] = (),
+        *,
+        show: IO[bytes] | None = None,
+    ) -> Ended:
+        """Run `argv` as root in a new container without network, and remove the container.
+
+        What the child says on stderr goes to `show` as it comes, and into the answer.
+
+        Raises:
+            UnfitTarget: the image cannot run `argv` at all.
+        """
+        import docker.errors
+
+        words = tuple(argv)
+        with self._temporary(image, words, open_stdin=True) as container:
+            ways = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+            with contextlib.closing(self._client.attach_socket(container, ways)) as socket:
+                try:
+                    self._client.start(container)
+                except docker.errors.APIError as err:
+                    raise _cannot_run(words, image, err) from err
+                out, said = _converse(socket, stdin, show)
+            code = self._client.wait(container).get("StatusCode")
+        return Ended(code, out, said)
+
+    def execute(
+        self,
+        container: str,
+        argv: Iterable[str],
+        stdin: Iterable[bytes] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+        show: IO[bytes] | None = None,
+        interrupted: Callable[[], None] | None = None,
+    ) -> Ended:
+        """Run `argv` as root in a running container. `interrupted` is called once on ^C."""
+        words = list(argv)
+        made = self._client.exec_create(
+            container, words, stdin=True, user="0", environment=dict(environment or {})
+        )
+        with contextlib.closing(self._client.exec_start(made["Id"], socket=True)) as socket:
+            try:
+                out, said = _converse(socket, stdin, show)
+            except KeyboardInterrupt:
+                if interrupted is None:
+                    raise
+                interrupted()
+                out, said = _converse(socket, (), show)
+        # The stream's end does not carry the exit code; a code that stays unknown is a failure.
+        return Ended(self._client.exec_inspect(made["Id"]).get("ExitCode"), out, said)
+
+    def load(self, data: Iterable[bytes], size: int, progress: Progress | None = None) -> None:
+        """Load an image archive of `size` bytes.
+
+        Raises:
+            Refused: the engine would not take it; nothing of it is left.
+            Unreachable: the client gave up while the engine may still be working.
+        """
+        import docker.errors
+
+        last = ""
+        try:
+            sent = _counted(data, size, progress)
+            for answer in self._client.load_image(sent):  # type: ignore[no-untyped-call]
+                last = answer.get("error") or last
+        except docker.errors.APIError as err:
+            last = str(err.explanation or err)
+        except OSError as err:  # requests' errors are OSErrors; ^C is none
+            raise _gave_up("load the image", err) from err
+        if last:
+            raise _load_error(last)
+
+    def tag(self, image: str, name: str, tag: str) -> None:
+        self._client.tag(image, name, tag)
+
+    def remove_image(self, reference: str) -> str:
+        """Remove an image or a tag; return "" or why the engine keeps it."""
+        import docker.errors
+
+        try:
+            self._client.remove_image(reference)
+        except docker.errors.APIError as err:
+            return str(err.explanation or err)
+        return ""
+
+    def images(self, label: str) -> list[dict[str, Any]]:
+        """Images that carry a label, given as NAME or NAME=VALUE."""
+        return cast(list[dict[str, Any]], self._client.images(filters={"label": label}))
+
+    def left_over(self) -> list[dict[str, Any]]:
+        """Containers of calls that ended without removing them, and of no living call."""
+        found = self._client.containers(all=True, filters={"label": TEMPORARY})
+        return [one for one in found if not _lives(one["Labels"].get(TEMPORARY, ""))]
+
+    def remove_container(self, container: str) -> None:
+        import docker.errors
+
+        with contextlib.suppress(docker.errors.NotFound):
+            self._client.remove_container(container, force=True, v=True)
+
+    @contextlib.contextmanager
+    def _temporary(self, image: str, argv: tuple[str, ...], *, open_stdin: bool) -> Iterator[str]:
+        # The name is ours and known before the call: a create that times out may still happen, and
+        # is then found and removed by it.
+        name = f"dcu-bundle-{os.getpid()}-{secrets.token_hex(4)}"
+        try:
+            self._create(name, image, argv, open_stdin=open_stdin)
+            yield name
+        finally:
+            self.remove_container(name)
+
+    def _create(self, name: str, image: str, argv: tuple[str, ...], *, open_stdin: bool) -> None:
+        import docker.errors
+
+        client = self._client
+        try:
+            client.create_container(
+                image,
+                command=list(argv[1:]),
+                entrypoint=list(argv[:1]),
+                name=name,
+                user="0",
+                stdin_open=open_stdin,
+                labels={TEMPORARY: _me()},
+                network_disabled=True,
+                host_config=client.create_host_config(network_mode="none"),
+            )
+        except docker.errors.ImageNotFound as err:
+            raise _no_image(image) from err
+        except docker.errors.APIError as err:
+            raise Refused(
+                f"the engine makes no container of {image}",
+                why=str(err.explanation or err),
+                fix="mend what the engine names, then run this again",
+            ) from err
+        except OSError as err:
+            raise _gave_up(f"make a container of {image}", err) from err
+
+
+class Still:
+    """A container that does not run: its files, read through the engine, need no program in it."""
+
+    def __init__(self, client: docker.APIClient, container: str) -> None:
+        self._client = client
+        self._container = container
+
+    def look(self, path: str) -> Seen:
+        """What stands at an absolute path; the last part is not followed when it is a link."""
+        with self._archive(path) as stream:
+            if stream is None:
+                return Seen()
+            with tarfile.open(fileobj=stream, mode="r|") as tar:
+                member = tar.next()
+                return Seen() if member is None else _seen(tar, member)
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        """The names directly in a folder, sorted; none when it is no folder."""
+        with self._archive(folder) as stream:
+            if stream is None:
+                return ()
+            with tarfile.open(fileobj=stream, mode="r|") as tar:
+                parts = [member.name.rstrip("/").split("/") for member in tar]
+        return tuple(sorted({part[1] for part in parts if len(part) == 2}))
+
+    @contextlib.contextmanager
+    def _archive(self, path: str) -> Iterator[IO[bytes] | None]:
+        client = self._client
+        url = f"{client.base_url}/v{client.api_version}/containers/{self._container}/archive"
+        # The answer is a tar of the whole folder; leaving early closes it after the first header.
+        plain = {"Accept-Encoding": "identity"}  # or the engine deflates the tar
+        with client.get(url, params={"path": path}, stream=True, headers=plain) as answer:
+            if answer.status_code == 404:
+                yield None
+            elif answer.status_code != 200:
+                raise Unreachable(
+                    f"cannot read {path} in the image",
+                    why=f"the engine answered {answer.status_code}: {answer.text[:300]}",
+                    fix="see the engine's log",
+                )
+            else:
+                yield cast(IO[bytes], answer.raw)
+
+
+@contextlib.contextmanager
+def open_engine(url: str = "", *, patience: float = _PATIENCE) -> Iterator[Engine]:
+    """The engine at `url`, at DOCKER_HOST, or at this machine's socket.
+
+    Raises:
+        Unreachable: none answers there, or it is too old for the SDK.
+    """
+    import docker.errors
+    import docker.utils
+
+    import docker
+
+    options = docker.utils.kwargs_from_env()
+    options["base_url"] = where = url or options.get("base_url") or SOCKET
+    try:
+        client = docker.APIClient(version="auto", timeout=cast(Any, _HELLO), **options)
+    except (docker.errors.DockerException, OSError) as err:
+        raise Unreachable(
+            f"no container engine answers at {where}",
+            why=_innermost(err),
+            fix="start it (`systemctl start docker`), join its group, or set DOCKER_HOST",
+        ) from err
+    client.timeout = cast(Any, patience)
+    with contextlib.closing(client):
+        yield Engine(client)
+
+
+def _seen(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Seen:
+    found = Seen(kind="other", mode=member.mode & 0o7777, uid=member.uid, gid=member.gid)
+    if member.isdir():
+        return replace(found, kind="folder")
+    if member.issym():
+        return replace(found, kind="link", link=member.linkname)
+    content = tar.extractfile(member) if member.isreg() else None
+    if content is None:
+        return found
+    digest = hashlib.sha256()
+    while piece := content.read(_SLICE):
+        digest.update(piece)
+    return replace(found, kind="file", size=member.size, sha256=digest.hexdigest())
+
+
+def _converse(socket: Any, stdin: Iterable[bytes], show: IO[bytes] | None) -> tuple[bytes, bytes]:
+    """Send all of stdin, then read both of the child's streams to their end."""
+    from docker.utils.socket import frames_iter
+
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it ended before; it says why
+        for piece in stdin:
+            socket._sock.sendall(piece)  # noqa: SLF001 - the SDK gives no other way to write
+    parts: dict[int, list[bytes]] = {1: [], 2: []}
+    frames = frames_iter(socket, tty=False)  # type: ignore[no-untyped-call]
+    for number, data in frames:
+        parts.setdefault(number, []).append(data)
+        if show is not None and number == 2:
+            show.write(data)
+            show.flush()
+    return b"".join(parts[1]), b"".join(parts[2])
+
+
+def _counted(data: Iterable[bytes], size: int, progress: Progress | None) -> Iterator[bytes]:
+    done = 0
+    for piece in data:
+        yield piece
+        done += len(piece)
+        if progress is not None:
+            progress(done, size)
+
+
+def _me() -> str:
+    """This process, so that no later one of the same number is taken for it."""
+    return json.dumps([_boot_id(), os.getpid(), _ticks(os.getpid())])
+
+
+def _lives(owner: str) -> bool:
+    try:
+        boot_id, pid, ticks = json.loads(owner)
+    except ValueError:
+        return False
+    return bool(boot_id == _boot_id() and ticks == _ticks(int(pid)))
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _ticks(pid: int) -> int:
+    """Start time of a process (field 22 of its stat); 0 when there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[19])
+
+
+def _innermost(err: BaseException) -> str:
+    while (below := err.__cause__ or err.__context__) is not None:
+        err = below
+    return f"{type(err).__name__}: {err}"
+
+
+def _gave_up(what: str, err: Exception) -> Unreachable:
+    return Unreachable(
+        f"gave up waiting for the engine to {what}",
+        why=f"{type(err).__name__}: {err}; the engine may still be at it",
+        fix="look with `docker images` and `docker ps -a`; `inv gc` removes what was left",
+    )
+
+
+def _load_error(said: str) -> Refused | UnfitTarget:
+    if "no space left" in said or "disk quota" in said.lower():
+        return Refused(
+            "the engine has no room for the image",
+            why=said,
+            fix="make room below the engine's data folder (`docker system df`), then run again",
+        )
+    if ("no such file or directory" in said and "blobs" in said) or "failed to resolve" in said:
+        return UnfitTarget(
+            "the engine does not hold the base image that is pinned",
+            why=said,
+            fix="pull the base by the digest in the lock, then run this again",
+        )
+    return Refused(
+        "the engine did not take the image",
+        why=said,
+        fix="see the engine's log; nothing was loaded",
+    )
+
+
+def _no_image(image: str) -> UnfitTarget:
+    return UnfitTarget(
+        f"the engine has no image {image}",
+        why="it was asked for that name or id and knows none",
+        fix=f"`docker pull {image}` (by digest where the lock has one), or load its archive",
+    )
+
+
+def _cannot_run(argv: tuple[str, ...], image: str, err: Any) -> UnfitTarget:
+    return UnfitTarget(
+        f"{image} cannot run {argv[0]}",
+        why=str(err.explanation or err),
+        fix="name the interpreter that the image has as base.python",
+    )
+
+
+__all__ = [
+    "NAME",
+    "TEMPORARY",
+    "Ended",
+    "Engine",
+    "Still",
+    "Store",
+    "open_engine",
+]

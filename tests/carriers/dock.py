@@ -1,0 +1,122 @@
+"""Parts for tests that need an engine: a base image with a package in it, and bundles for it.
+
+The bases stand on the image that tests/provision.d/docker.sh imports: a full Debian Python 3.11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from deploy import bundle as bundles
+from deploy.agent.plan import ABSENT, Plan, PlannedFile, State
+from deploy.bundle import Bundle
+from deploy.carriers.engine import Engine
+from deploy.image.archive import Image, Reference, archive_size, stream
+from deploy.image.config import Added, Base, config_document
+from deploy.image.layer import Entry, Owner, write_layer
+
+DEBIAN = "dcu-test/base:1"
+SITE = "/usr/local/lib/python3.11/dist-packages"
+PYTHON = "/usr/bin/python3"
+EPOCH = 1_700_000_000
+
+# What the vendor's image holds: a package with a sub-package, and bytecode of two interpreters.
+VENDOR: dict[str, bytes] = {
+    "vllm/__init__.py": b"VERSION = '0.18.1'\n",
+    "vllm/envs.py": b"X = 0  # vendor\n",
+    "vllm/old.py": b"GONE = True\n",
+    "vllm/layers/__init__.py": b"",
+    "vllm/layers/utils.py": b"def pick():\n    return 'vendor'\n",
+    "vllm/configs/a.json": b"{}\n",
+    "vllm/__pycache__/envs.cpython-310.pyc": b"stale",
+    "vllm/__pycache__/envs.cpython-311.pyc": b"stale",
+    "vllm/__pycache__/old.cpython-311.pyc": b"stale",
+    "vllm/__pycache__/__init__.cpython-311.pyc": b"untouched",
+    "vllm-0.18.1+das.dtk2604.dist-info/METADATA": b"Name: vllm\nVersion: 0.18.1+das.dtk2604\n",
+}
+# The submission: two files replaced, one added, one deleted.
+EDITS: dict[str, bytes | None] = {
+    "vllm/envs.py": b"X = 1  # submission\n",
+    "vllm/layers/utils.py": b"def pick():\n    return {'c', 'a', 'b'}\n",
+    "vllm/layers/added.py": b"import vllm.envs\n\nY = (1.5, 'text')\n",
+    "vllm/old.py": None,
+}
+
+
+def state(data: bytes | None, mode: str = "0644") -> State:
+    if data is None:
+        return ABSENT
+    return State(
+        type="file", mode=mode, sha256=hashlib.sha256(data).hexdigest(), size=len(data)
+    )
+
+
+def plan(edits: Mapping[str, bytes | None] = EDITS, **options: Any) -> Plan:
+    files = tuple(
+        PlannedFile(
+            path=path,
+            role="module" if path.endswith(".py") else "data",
+            want=state(data),
+            assume=(state(VENDOR.get(path)),),
+        )
+        for path, data in sorted(edits.items())
+    )
+    values: dict[str, Any] = {
+        "name": "story",
+        "package": "vllm",
+        "python": PYTHON,
+        "site": SITE,
+        "launch_dir": "/root/submission",
+        "requires": {"vllm": "0.18.1"},
+        "files": files,
+    }
+    return Plan(**{**values, **options})
+
+
+def bundle(
+    folder: Path, edits: Mapping[str, bytes | None] = EDITS, **options: Any
+) -> Bundle:
+    wanted = plan(edits, **options)
+    contents = {hashlib.sha256(data).hexdigest(): data for data in edits.values() if data is not None}
+
+    def fill(asked: Iterator[tuple[str, bundles.Sink]]) -> None:
+        for sha, sink in asked:
+            sink.write(contents[sha])
+
+    return bundles.pack(wanted, {"schema": 1, "head_time": EPOCH}, fill, folder)
+
+
+@contextlib.contextmanager
+def base_image(
+    engine: Engine,
+    tree: Mapping[str, bytes] = VENDOR,
+    *,
+    entries: tuple[Entry, ...] = (),
+    on: str = DEBIAN,
+    site: str = SITE,
+    config: Mapping[str, Any] | None = None,
+) -> Iterator[str]:
+    """A base image with `tree` in its site, removed again afterwards."""
+    below = Base.from_inspect(engine.inspect(on) or {}) if on else Base(diff_ids=())
+    below = dataclasses.replace(below, config={**below.config, **(config or {})})
+    reference = Reference(f"dcu-test/vendor-{secrets.token_hex(4)}", "1")
+    files = [Entry(path=f"{site}/{path}".lstrip("/"), data=data) for path, data in tree.items()]
+    folders = {"root": Owner(0o700), "tmp": Owner(0o1777)}
+    with tempfile.NamedTemporaryFile(suffix=".tar") as file:
+        made = write_layer([*files, *entries], file, epoch=EPOCH, folders=folders)
+        file.flush()
+        layer = dataclasses.replace(made, path=Path(file.name))
+        document = config_document(below, layer.diff_id, Added(note="vendor"), epoch=EPOCH)
+        image = Image(reference=reference, base=below, layer=layer, config=document)
+        engine.load(stream(image), archive_size(image))
+    try:
+        yield str(reference)
+    finally:
+        engine.remove_image(str(reference))
