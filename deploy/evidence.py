@@ -50,8 +50,9 @@ class Evidence:
         return tuple(row for row in self.files if row.get("state") != FileState.OK.value)
 
     @property
-    def origin(self) -> Mapping[str, Any]:
-        return dict(self.raw.get("origin") or {})
+    def origin(self) -> Mapping[str, Mapping[str, Any]]:
+        """Where the package is imported from, by the folder asked from: found, ok, why."""
+        return dict((self.raw.get("origin") or {}).get("places") or {})
 
     @property
     def error(self) -> BundleError | None:
