@@ -1,0 +1,382 @@
+"""Make one target as a plan wants it, or as it was: judge, stage, commit.
+
+`deploy` and `restore` are this module's face. Both build one Draft and hand it to `carry_out`; up
+to the commit point every failure leaves the target as it was.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .blobs import Blobs, take
+from .journal import Header, Journal, Step, abort, finish, kept_name, settle, temp_name
+from .judge import Judgement, chain
+from .lock import Lock, Watch, owner_of
+from .plan import ABSENT, Plan, PlannedFile
+from .pyc import Compiler, cache_file, refuse_errors
+from .receipt import HOME, KEPT, RECEIPT, Receipt
+from .tree import TreeWriter, join, split, write
+from .words import BundleError, Damaged, Refused, Stuck, Unfit, canonical, printable
+
+Say = Callable[[str], None]
+Owner = tuple[int, int]
+_FOLDER_MODE = 0o755
+_SPARE = 4 << 20  # bytes that must stay free beside what is staged
+
+
+class Draft:
+    """Everything that one transaction will do, before any of it is done."""
+
+    def __init__(self, tree: TreeWriter, old: Receipt, verb: str, plan: str) -> None:
+        self.tree, self.old, self.verb, self.plan = tree, old, verb, plan
+        self.serial = old.serial + 1
+        self.steps: list[Step] = []
+        self.stage: list[Callable[[], None]] = []  # what makes the files that the steps rename
+        self.digests: dict[str, str] = {}  # temporary file -> sha256 it must show when read back
+        self.folders: dict[str, tuple[int, Owner]] = {}
+        self.emptied: list[str] = []
+        self.bytes = 0
+
+    def put(
+        self, path: str, fill: Callable[[int], object], mode: int, *, sha256: str, size: int
+    ) -> None:
+        """Plan a new file at `path`."""
+        step = self._step("put", path, keep=not self._dropped(path))
+        owner = self._owner(path)
+        self.digests[step.temp] = sha256
+        self.bytes += size
+        self.stage.append(lambda: self.tree.create(step.temp, fill, mode, owner))
+
+    def put_link(self, path: str, target: str) -> None:
+        step = self._step("put", path, keep=True)
+        self.stage.append(lambda: self.tree.make_link(step.temp, target))
+
+    def give_back(self, path: str, kept: str) -> None:
+        """Plan the return of a kept original: the same inode wherever links are possible."""
+        step = self._step("put", path, keep=not self._dropped(path))
+        self.stage.append(lambda: self.tree.keep(join(KEPT, kept), step.temp))
+
+    def drop(self, path: str, keep: bool = True) -> Step:
+        return self._step("drop", path, keep=keep)
+
+    def _dropped(self, path: str) -> bool:
+        return any(step.path == path for step in self.steps if step.kind == "drop")
+
+    def _step(self, kind: str, path: str, *, keep: bool) -> Step:
+        number = len(self.steps)
+        was = ""
+        if keep and self.tree.exists(path):
+            was = kept_name(self.serial, number)
+            self.stage.append(lambda: self.tree.keep(path, join(KEPT, was)))
+        step = Step(kind, path, temp_name(path, self.serial, number), was)
+        self.steps.append(step)
+        if kind == "put":
+            self._need_folders(path)
+        return step
+
+    def _need_folders(self, path: str) -> None:
+        for folder in reversed(chain(path)):
+            if folder not in self.folders and not self.tree.exists(folder):
+                mode, uid, gid = self.old.removed.get(folder, (_FOLDER_MODE, *self._owner(folder)))
+                self.folders[folder] = (mode, (uid, gid))
+
+    def _owner(self, path: str) -> Owner:
+        """Return the owner of what is replaced, or of the nearest folder above."""
+        for place in (path, *chain(path)):
+            if place.startswith(HOME):
+                continue
+            if place in self.folders:
+                return self.folders[place][1]
+            if (found := self.tree.stat(place)) is not None:
+                return owner_of(found)
+        return owner_of(os.fstat(self.tree.site_fd))
+
+    def header(self) -> Header:
+        steps, folders = tuple(self.steps), tuple(self.folders)
+        return Header(self.serial, self.verb, self.plan, steps, folders, tuple(self.emptied))
+
+
+def draft_deploy(
+    tree: TreeWriter,
+    plan: Plan,
+    blobs: Blobs,
+    judged: Judgement,
+    old: Receipt,
+    *,
+    python: str,
+    timeout: float,
+    identities: Mapping[str, str],
+    incidental: Mapping[str, Any],
+) -> Draft:
+    """Return the transaction of a deploy. Reads and compiles every new module first.
+
+    Raises Damaged for a wrong blob and Refused for a source that does not compile; nothing has been
+    written then.
+    """
+    wants = {entry.path: entry for entry in plan.files}
+    modules = {path: _content(blobs, wants[path]) for path in judged.compile}
+    jobs = [("make", tree.visible(path), source, b"") for path, source in modules.items()]
+    compiler = Compiler(python, jobs, timeout)
+    for entry in judged.put:
+        if entry.want.type == "file" and entry.path not in modules:
+            take(blobs, entry.want.sha256, lambda _: None)  # wrong ones stop us before we write
+    info, results = compiler.finish()
+    refuse_errors([(p, v) for p, (v, _) in zip(modules, results, strict=True) if v != "made"])
+    pycs = {path: pyc for path, (_, pyc) in zip(modules, results, strict=True)}
+
+    draft = Draft(tree, old, "deploy", plan.digest)
+    new = Receipt(old.to_json())
+    new.serial, new.plan, new.name = draft.serial, plan.digest, plan.name
+    new.python = info or old.python
+    new.identities, new.incidental = dict(identities), dict(incidental)
+    same = _already_there(tree, pycs, new.python)
+    drops = [path for path in judged.drop_pyc if path not in same]
+    for path in drops:
+        _drop_pyc(draft, new, path, _module_of(path))
+    _leave_others(draft, new, judged, set(wants))
+    for entry in judged.put:
+        _put(draft, new, entry, blobs, judged)
+    for path in judged.drop:
+        if path in wants:
+            _remember(new, tree, path, judged, draft.drop(path))
+            new.files[path] = ABSENT.to_json()
+    _record_unchanged(new, plan)
+    for path, pyc in pycs.items():
+        _put_pyc(draft, new, wants[path], pyc, same)
+    _empty_folders(draft, new)
+    new.folders = sorted({*new.folders, *draft.folders} - {HOME, KEPT} - set(draft.emptied))
+    _put_receipt(draft, new)
+    return draft
+
+
+def draft_restore(tree: TreeWriter, judged: Judgement, old: Receipt) -> Draft:
+    """Return the transaction that gives every original back and leaves no trace of ours."""
+    draft = Draft(tree, old, "restore", old.plan)
+    for path in judged.drop_pyc:
+        draft.drop(path, keep=False)
+    _leave_others(draft, Receipt(old.to_json()), judged, set())
+    draft.emptied = sorted({*old.folders, *draft.emptied}, key=lambda p: (-p.count("/"), p))
+    for folder, (mode, uid, gid) in old.removed.items():
+        if not tree.exists(folder):
+            draft.folders[folder] = (mode, (uid, gid))
+    draft.folders = dict(sorted(draft.folders.items()))
+    draft.drop(RECEIPT, keep=False)
+    return draft
+
+
+def _content(blobs: Blobs, entry: PlannedFile) -> bytes:
+    data: list[bytes] = []
+    take(blobs, entry.want.sha256, data.append)
+    return b"".join(data)
+
+
+def _module_of(pyc: str) -> str:
+    folder, name = split(pyc)
+    if split(folder)[1] == "__pycache__":
+        tag = name[: -len(".pyc")].rpartition(".")[0]
+        if name.endswith(tuple(f".opt-{level}.pyc" for level in "012")):
+            tag = tag.rpartition(".")[0]
+        return join(split(folder)[0], tag + ".py")
+    return join(folder, name[: -len("c")])
+
+
+def _already_there(
+    tree: TreeWriter, pycs: Mapping[str, bytes], python: Mapping[str, str]
+) -> set[str]:
+    """Return the pycs on the target that equal what would be written: an image may bring them."""
+    found = set()
+    for path, pyc in pycs.items():
+        place = cache_file(path, python["tag"])
+        if tree.state(place).sha256 == hashlib.sha256(pyc).hexdigest():
+            found.add(place)
+    return found
+
+
+def _remember(new: Receipt, tree: TreeWriter, path: str, judged: Judgement, step: Step) -> None:
+    """Note the way back, once: the first original stays the restore point."""
+    if path in new.originals:
+        return
+    state = judged.found.get(path, ABSENT) if path in judged.found else tree.state(path)
+    new.originals[path] = {"kept": step.was, "state": state.to_json()}
+
+
+def _drop_pyc(draft: Draft, new: Receipt, path: str, module: str) -> None:
+    ours = path in new.pycs or module in draft.old.files
+    step = draft.drop(path, keep=not ours)
+    if not ours:
+        new.originals[path] = {"kept": step.was, "state": draft.tree.state(path).to_json()}
+    new.pycs.pop(path, None)
+
+
+def _put(draft: Draft, new: Receipt, entry: PlannedFile, blobs: Blobs, judged: Judgement) -> None:
+    want = entry.want
+    if want.type == "link":
+        draft.put_link(entry.path, want.link)
+    else:
+        fill = _filler(blobs, want.sha256)
+        draft.put(entry.path, fill, int(want.mode, 8), sha256=want.sha256, size=want.size)
+    _remember(new, draft.tree, entry.path, judged, draft.steps[-1])
+    new.files[entry.path] = want.to_json()
+
+
+def _filler(blobs: Blobs, sha256: str) -> Callable[[int], object]:
+    return lambda fd: take(blobs, sha256, lambda chunk: write(fd, iter((chunk,))))
+
+
+def _record_unchanged(new: Receipt, plan: Plan) -> None:
+    # A file that was right before us has no original to go back to, and stays on a restore.
+    for entry in plan.files:
+        if entry.path in new.originals:
+            new.files[entry.path] = entry.want.to_json()
+
+
+def _put_pyc(draft: Draft, new: Receipt, entry: PlannedFile, pyc: bytes, same: set[str]) -> None:
+    place = cache_file(entry.path, new.python["tag"])
+    sha = hashlib.sha256(pyc).hexdigest()
+    new.pycs[place] = {"sha256": sha, "source": entry.want.sha256}
+    if place not in same:
+        draft.put(place, lambda fd: write(fd, iter((pyc,))), 0o644, sha256=sha, size=len(pyc))
+
+
+def _leave_others(draft: Draft, new: Receipt, judged: Judgement, planned: set[str]) -> None:
+    """Plan the way back for every path that an earlier plan touched and this one does not."""
+    leaving = [p for p in new.originals if p not in planned and _module_of_any(p) not in planned]
+    for path in judged.give_back:
+        draft.give_back(path, new.originals[path]["kept"])
+    for path in judged.drop:
+        if path not in planned:
+            draft.drop(path, keep=False)
+    for path in leaving:
+        entry = new.originals.pop(path)
+        new.files.pop(path, None)
+        if path.endswith(".pyc") and entry["kept"]:
+            draft.give_back(path, entry["kept"])
+    for pyc in [p for p in new.pycs if _module_of(p) not in planned]:
+        del new.pycs[pyc]
+
+
+def _module_of_any(path: str) -> str:
+    return _module_of(path) if path.endswith(".pyc") else path
+
+
+def _empty_folders(draft: Draft, new: Receipt) -> None:
+    """Plan the end of folders that lose their last file: a left-over one imports as a namespace."""
+    leaving = {step.path for step in draft.steps if step.kind == "drop"}
+    coming = {step.path for step in draft.steps if step.kind == "put"}
+    gone: set[str] = set()
+    for path in sorted(leaving, key=lambda p: (-p.count("/"), p)):
+        for folder in chain(path):
+            inside = {join(folder, name) for name in draft.tree.names(folder)}
+            if inside - leaving - gone or any(p.startswith(folder + "/") for p in coming):
+                break
+            gone.add(folder)
+    for folder in sorted(gone, key=lambda p: (-p.count("/"), p)):
+        found = draft.tree.stat(folder)
+        if found is None or not stat.S_ISDIR(found.st_mode):
+            continue
+        draft.emptied.append(folder)
+        if folder not in draft.old.folders:
+            new.removed[folder] = [stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid]
+    for folder in draft.folders:
+        new.removed.pop(folder, None)
+
+
+def _put_receipt(draft: Draft, new: Receipt) -> None:
+    line = canonical(new.to_json())
+    sha = hashlib.sha256(line).hexdigest()
+    draft.put(RECEIPT, lambda fd: write(fd, iter((line,))), 0o644, sha256=sha, size=len(line))
+
+
+def carry_out(draft: Draft, lock: Lock, watch: Watch, info: Mapping[str, Any], say: Say) -> None:
+    """Stage, commit and finish. Raises BundleError; up to the commit point nothing has changed."""
+    tree, header = draft.tree, draft.header()
+    _enough_space(draft)
+    journal = None
+    try:
+        lock.sign(tree, dict(info))
+        journal = Journal(tree, header)
+        _stage(draft, watch)
+        settle(tree, header)
+        _read_back(draft)
+        watch.commit()
+        journal.mark("commit")
+    except BaseException as err:
+        if journal is not None:
+            journal.uncommit()
+        _give_up(tree, header, err)
+        if isinstance(err, OSError):
+            raise _cannot_stage(tree, err) from err
+        raise
+    say(f"committed: {len(header.steps)} steps")
+    try:
+        finish(journal)
+    finally:
+        journal.close()
+
+
+def _give_up(tree: TreeWriter, header: Header, cause: BaseException) -> None:
+    try:
+        abort(tree, header)
+    except OSError as err:
+        raise Stuck(
+            "what was staged cannot be removed",
+            why=f"{err} (after: {cause})",
+            fix="the destinations are untouched; run it again once the cause is mended",
+        ) from err
+
+
+def _stage(draft: Draft, watch: Watch) -> None:
+    for folder, (mode, owner) in draft.folders.items():
+        draft.tree.make_folder(folder, mode, owner)
+    for make in draft.stage:
+        watch.check()
+        make()
+
+
+def _read_back(draft: Draft) -> None:
+    """Hash what lies on the disk, not what was meant."""
+    for path, wanted in draft.digests.items():
+        found = draft.tree.state(path).sha256
+        if found != wanted:
+            raise Damaged(
+                "a staged file does not read back as it was written",
+                why=f"{draft.tree.visible(path)}: {found or 'nothing'}, not {wanted}",
+                fix="look at the target's disk (dmesg); nothing was changed",
+            )
+
+
+def _enough_space(draft: Draft) -> None:
+    room = os.statvfs(draft.tree.site_fd)
+    free = room.f_bavail * room.f_frsize
+    needed = draft.bytes + _SPARE
+    if needed > free:
+        raise Refused(
+            "the target's disk is too full",
+            why=f"{draft.tree.visible('')} has {free} bytes free, {needed} are needed",
+            fix="make room; nothing was changed",
+        )
+
+
+def _cannot_stage(tree: TreeWriter, err: OSError) -> BundleError:
+    where = printable(str(err.filename or tree.visible("")))
+    if err.errno == errno.EROFS:
+        return Unfit(
+            "the site is read-only",
+            why=f"{where}: {err.strerror}",
+            fix="mount it for writing, or build an image",
+        )
+    return Refused(
+        "the new files cannot be laid beside the old ones",
+        why=f"{where}: {err.strerror}",
+        fix="mend the cause (disk, owner, immutable flag); nothing was changed",
+    )
+
+
+def touched(judged: Judgement) -> Iterable[str]:
+    """Return every path whose bytes a transaction would change."""
+    return sorted([*(e.path for e in judged.put), *judged.drop, *judged.give_back])

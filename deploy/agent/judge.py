@@ -1,0 +1,286 @@
+"""Decide what has to change on one target; change nothing.
+
+`judge` is this module's face: it looks at every path first and only then says what to do, so a
+file that is neither assumed nor promised refuses the whole plan before a byte moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from .plan import ABSENT, Plan, PlannedFile, State
+from .pyc import cache_file, cache_files
+from .receipt import Receipt
+from .tree import TreeReader, split
+from .words import FileState, Refused, Unfit, digest, printable
+
+
+class Conflict(NamedTuple):
+    """A file that is neither what the plan assumes nor what it promises."""
+
+    path: str
+    assumed: tuple[State, ...]
+    promised: State
+    found: State
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "assumed": [state.to_json() for state in self.assumed],
+            "promised": self.promised.to_json(),
+            "found": found_json(self.found),
+        }
+
+
+class Judgement(NamedTuple):
+    """What a deploy (or, with an empty plan, a restore) would do; all tuples are sorted by path."""
+
+    found: Mapping[str, State]
+    put: tuple[PlannedFile, ...]  # to be written from a blob, or linked
+    drop: tuple[str, ...]  # to be removed
+    give_back: tuple[str, ...]  # to be given back from the kept originals
+    compile: tuple[str, ...]  # modules whose pyc must be made anew
+    drop_pyc: tuple[str, ...]  # bytecode to be removed
+    conflicts: tuple[Conflict, ...]
+
+    @property
+    def nothing(self) -> bool:
+        return not (self.put or self.drop or self.give_back or self.compile or self.drop_pyc)
+
+
+def found_json(state: State) -> dict[str, Any]:
+    """Return a state as it was found; `State.to_json` knows only what a plan can want."""
+    return state.to_json() if state.type in ("file", "link", "absent") else {"type": state.type}
+
+
+def judge(
+    tree: TreeReader, plan: Plan | None, receipt: Receipt, python: Mapping[str, str]
+) -> Judgement:
+    """Return what has to change. `plan` None asks for the way back to the originals.
+
+    `python` is the service's interpreter: {"tag", "version", "magic"}; a restore needs none.
+    """
+    files = plan.files if plan else ()
+    planned = {entry.path for entry in files}
+    leaving = sorted(set(receipt.originals) - planned - _bytecode(receipt))
+    found = {path: tree.state(path) for path in sorted([*planned, *leaving])}
+    put, drop, conflicts = _planned_work(files, found, receipt)
+    give_back, drop_too, conflicts_too = _leaving_work(leaving, found, receipt)
+    written = {entry.path for entry in put}
+    make, gone = _bytecode_work(tree, files, written=written, receipt=receipt, python=python)
+    for path in leaving:
+        if path.endswith(".py"):
+            gone += cache_files(tree, path)
+    return Judgement(
+        found,
+        tuple(put),
+        tuple(sorted(drop + drop_too)),
+        tuple(give_back),
+        tuple(sorted(make)),
+        tuple(sorted(gone)),
+        tuple(sorted(conflicts + conflicts_too, key=lambda conflict: conflict.path)),
+    )
+
+
+def _planned_work(
+    files: Iterable[PlannedFile], found: Mapping[str, State], receipt: Receipt
+) -> tuple[list[PlannedFile], list[str], list[Conflict]]:
+    put, drop, conflicts = [], [], []
+    for entry in files:
+        state = found[entry.path]
+        if _is(state, entry.want):
+            continue
+        if not _allowed(entry, state, receipt):
+            conflicts.append(Conflict(entry.path, entry.assume, entry.want, state))
+        elif entry.want.absent:
+            drop.append(entry.path)
+        else:
+            put.append(entry)
+    return put, drop, conflicts
+
+
+def _leaving_work(
+    leaving: Iterable[str], found: Mapping[str, State], receipt: Receipt
+) -> tuple[list[str], list[str], list[Conflict]]:
+    """Judge the way back of paths that an earlier plan touched and this one does not."""
+    give_back, drop, conflicts = [], [], []
+    for path in leaving:
+        original, ours = receipt.original(path) or ABSENT, receipt.put(path) or ABSENT
+        if found[path] == original:
+            continue  # somebody put it back already
+        if not found[path].same_content(ours):
+            conflicts.append(Conflict(path, (ours,), original, found[path]))
+        elif original.absent:
+            drop.append(path)
+        else:
+            give_back.append(path)
+    return give_back, drop, conflicts
+
+
+def _is(state: State, want: State) -> bool:
+    return state.same_content(want) and (want.type != "file" or state.mode == want.mode)
+
+
+def _allowed(entry: PlannedFile, state: State, receipt: Receipt) -> bool:
+    """True where the plan may write: what it assumes or promises, or what we put there ourselves.
+
+    What we put there counts only over an original that this plan assumes, too: else a restore would
+    lead back to a base that the plan knows nothing of.
+    """
+    expected = (*entry.assume, entry.want)
+    if any(state.same_content(other) for other in expected):
+        return True
+    ours, original = receipt.put(entry.path), receipt.original(entry.path)
+    if ours is None or original is None or not state.same_content(ours):
+        return False
+    return any(original.same_content(other) for other in expected)
+
+
+def _bytecode(receipt: Receipt) -> set[str]:
+    return {path for path in receipt.originals if path.endswith(".pyc")}
+
+
+def _bytecode_work(
+    tree: TreeReader,
+    files: Iterable[PlannedFile],
+    *,
+    written: set[str],
+    receipt: Receipt,
+    python: Mapping[str, str],
+) -> tuple[list[str], list[str]]:
+    """Return the modules to compile, and the bytecode to remove."""
+    make: list[str] = []
+    gone: list[str] = []
+    for entry in files:
+        if not entry.path.endswith(".py"):
+            continue
+        present = cache_files(tree, entry.path)
+        wanted = ""
+        if entry.compiled:
+            wanted = cache_file(entry.path, python["tag"])
+            if entry.path in written or not proven(tree, wanted, entry.want, receipt, python):
+                make.append(entry.path)
+                wanted = ""
+        gone += [path for path in present if path != wanted]
+    return make, gone
+
+
+def proven(
+    tree: TreeReader, pyc: str, source: State, receipt: Receipt, python: Mapping[str, str]
+) -> bool:
+    """True when the receipt proves the pyc: we made these bytes of this source with this Python."""
+    record = receipt.pycs.get(pyc)
+    if record is None or receipt.python != dict(python) or record["source"] != source.sha256:
+        return False
+    return tree.state(pyc).sha256 == record["sha256"]
+
+
+def refuse_conflicts(conflicts: Iterable[Conflict]) -> None:
+    """Raise Refused naming every conflict with its three digests."""
+    listed = list(conflicts)
+    if not listed:
+        return
+    lines = "".join(f"\n    {_line(conflict)}" for conflict in listed)
+    raise Refused(
+        f"{len(listed)} file(s) are neither what the plan assumes nor what it promises",
+        why=f"somebody else changed them, or the target has another base:{lines}",
+        fix="look at these files; accept a vendor's by name in the manifest, or restore the others",
+    )
+
+
+def _line(conflict: Conflict) -> str:
+    assumed = " or ".join(short(state) for state in conflict.assumed)
+    promised, found = short(conflict.promised), short(conflict.found)
+    return f"{printable(conflict.path)}: assumed {assumed}, promised {promised}, found {found}"
+
+
+def short(state: State) -> str:
+    """Return a state in a few characters, for people."""
+    if state.type == "file":
+        return state.sha256[:12]
+    return f"link {printable(state.link)}" if state.type == "link" else state.type
+
+
+def requirements(tree: TreeReader, requires: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions found in the site; raise Unfit naming every one that is not as asked."""
+    folders: dict[str, list[str]] = {}
+    for name in tree.names(""):
+        if name.endswith(".dist-info"):
+            dist = _normal(name[: -len(".dist-info")].rpartition("-")[0])
+            folders.setdefault(dist, []).append(name)
+    faults, versions = [], {}
+    for name, wanted in sorted(requires.items()):
+        places = folders.get(_normal(name), [])
+        found = [version_of(tree, place) for place in places]
+        versions[name] = ", ".join(found)
+        if len(places) > 1:
+            faults.append(f"{name} stands there {len(places)} times: {', '.join(places)}")
+        elif not found:
+            faults.append(f"{name} {wanted} is not installed in it")
+        elif not _fits(found[0], wanted):
+            faults.append(f"{name} is {found[0]}, the plan was made for {wanted}")
+    if faults:
+        raise Unfit(
+            f"the site {tree.visible('')} is not the plan's base",
+            why="; ".join(faults),
+            fix="deploy to a target made from the base image, or plan against this base",
+        )
+    return versions
+
+
+def version_of(tree: TreeReader, dist_info: str) -> str:
+    try:
+        text = tree.read(f"{dist_info}/METADATA").decode("utf-8", "replace")
+    except OSError:
+        return "unknown (no METADATA)"
+    for line in text.splitlines():
+        if not line.strip():
+            break
+        key, _, value = line.partition(":")
+        if key.strip().lower() == "version":
+            return value.strip()
+    return "unknown (no Version)"
+
+
+def _fits(found: str, wanted: str) -> bool:
+    # The local version may follow: 0.18.1+das.dtk2604 is 0.18.1.
+    return found == wanted or ("+" not in wanted and found.partition("+")[0] == wanted)
+
+
+def _normal(name: str) -> str:
+    # As PyPI compares names: case and runs of - _ . do not matter.
+    parts = name.lower().replace("_", "-").replace(".", "-").split("-")
+    return "-".join(part for part in parts if part)
+
+
+def tree_of(plan: Plan, tree: TreeReader) -> str:
+    """Return the identity `tree` of what is there now over the plan's paths."""
+    table = []
+    for entry in plan.files:
+        s = tree.state(entry.path)
+        table.append([entry.path, s.type, s.mode, s.sha256, s.link])
+    return digest(sorted(table))
+
+
+def file_state(entry: PlannedFile, state: State) -> FileState:
+    """Return what verify says of the file itself; its bytecode is judged apart."""
+    want = entry.want
+    if state.same_content(want):
+        wrong = want.type == "file" and state.mode != want.mode
+        return FileState.WRONG_MODE if wrong else FileState.OK
+    if want.absent:
+        return FileState.LEFT_OVER
+    if any(state.same_content(other) for other in entry.assume):
+        return FileState.STILL_BASE if not state.absent else FileState.MISSING
+    return FileState.MISSING if state.absent else FileState.CHANGED
+
+
+def chain(path: str) -> list[str]:
+    """Return the folders above `path`, the nearest first, without the site itself."""
+    found = []
+    folder, _ = split(path)
+    while folder:
+        found.append(folder)
+        folder, _ = split(folder)
+    return found

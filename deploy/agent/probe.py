@@ -1,0 +1,208 @@
+"""Ask the service's interpreter, started as the service would be, where it imports from.
+
+The probe runs twice: from a fresh empty folder, and from the folder the service is launched in,
+because ``python -m`` puts that folder first. It asks the finders for the top package and does not
+import it: importing vLLM needs torch, a device, and many seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from .child import Child
+from .tree import TreeReader
+from .words import Unfit, printable
+
+MARK = b"\n\x00dcu-bundle:origin\x00\n"
+
+_ASK = r"""
+import importlib.util, json, os, sys
+def name(thing):
+    return getattr(thing, "__name__", type(thing).__name__)
+def ask(package):
+    try:
+        spec = importlib.util.find_spec(package)
+    except Exception as err:
+        return {"error": "%s: %s" % (type(err).__name__, err)}
+    if spec is None:
+        return {"error": "no finder knows it"}
+    places = spec.submodule_search_locations
+    loader = spec.loader
+    return {"origin": spec.origin, "places": None if places is None else [str(p) for p in places],
+            "loader": None if loader is None else name(loader)}
+site = sys.modules.get("site")
+answer = {
+    "version": "%d.%d.%d" % sys.version_info[:3], "executable": sys.executable,
+    "tag": sys.implementation.cache_tag, "magic": importlib.util.MAGIC_NUMBER.hex(),
+    "cwd": os.getcwd(), "path": list(sys.path), "spec": ask(sys.argv[1]),
+    "finders": [name(finder) for finder in sys.meta_path],
+    "user_site": getattr(site, "USER_SITE", None) if getattr(site, "ENABLE_USER_SITE", 0) else None,
+    "pythonpath": os.environ.get("PYTHONPATH", ""),
+    "pycache_prefix": sys.pycache_prefix, "writes_bytecode": not sys.dont_write_bytecode,
+}
+sys.stdout.flush()
+out = getattr(sys.stdout, "buffer", sys.stdout)
+out.write(MARK + json.dumps(answer).encode() + b"\n")
+out.flush()
+"""
+
+# What sourcing prints is of no interest; what it exports is. "$@" is the interpreter's command.
+_SHELL = """
+cd "$1" || exit 97
+script=$2
+shift 2
+if [ -n "$script" ]; then . "$script" >/dev/null || exit 98; fi
+exec "$@"
+"""
+_ENDS = {97: "the folder it starts in cannot be entered", 98: "env_script failed"}
+
+
+class Probe:
+    """The two questions, asked at once; `finish` gives the answers."""
+
+    def __init__(
+        self,
+        tree: TreeReader,
+        *,
+        package: str,
+        python: str,
+        env_script: str = "",
+        launch_dir: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._tree, self._package = tree, package
+        self._empty = _fresh_folder()
+        folders = {"empty": self._empty}
+        if launch_dir:
+            folders["launch"] = tree.from_root(launch_dir)
+        script = tree.from_root(env_script) if env_script else ""
+        ask = (python, "-c", f"MARK = {MARK!r}\n{_ASK}", package)
+        self._children = {
+            name: Child(
+                ("/bin/sh", "-c", _SHELL, "sh", folder, script, *ask), {**os.environ, **(env or {})}
+            )
+            for name, folder in folders.items()
+        }
+
+    def finish(self, timeout: float) -> dict[str, Any]:
+        """Return the answers by place ("empty", "launch"). Raises Unfit when none came."""
+        try:
+            return {name: self._answer(name, timeout) for name in list(self._children)}
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End what still runs and remove the empty folder."""
+        for child in self._children.values():
+            child.kill()
+        self._children = {}
+        if self._empty:
+            os.rmdir(self._empty)
+            self._empty = ""
+
+    def _answer(self, name: str, timeout: float) -> dict[str, Any]:
+        try:
+            status, out, err = self._children.pop(name).finish(timeout)
+        except TimeoutError as late:
+            raise self._silent(str(late)) from late
+        _, mark, answer = out.rpartition(MARK)
+        if not mark:
+            last = err.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
+            raise self._silent(_ENDS.get(status, f"it ended with {status}") + f": {last[0]}")
+        said: dict[str, Any] = json.loads(answer)
+        return said
+
+    def _silent(self, why: str) -> Unfit:
+        return Unfit(
+            "the service's interpreter does not answer",
+            why=printable(why),
+            fix="run env_script and base.python by hand on the target",
+        )
+
+
+def _fresh_folder() -> str:
+    # Below the temp folder but never that folder itself: it may hold a vllm/ of somebody's.
+    import random
+
+    while True:
+        name = f"/tmp/dcu-bundle-{os.getpid()}-{random.getrandbits(48):012x}"  # noqa: S108
+        try:
+            os.mkdir(name, 0o700)
+        except FileExistsError:
+            continue
+        return name
+
+
+def origins(tree: TreeReader, package: str, answers: Mapping[str, Any]) -> dict[str, Any]:
+    """Judge the answers: place -> {"state": "ok" or "shadowed", "file", "why"}."""
+    wanted = tree.visible(f"{package}/__init__.py")
+    return {name: _verdict(tree, package, wanted, said) for name, said in answers.items()}
+
+
+def _verdict(
+    tree: TreeReader, package: str, wanted: str, said: Mapping[str, Any]
+) -> dict[str, Any]:
+    spec = said["spec"]
+    found = spec.get("origin")
+    if found and _same_file(found, wanted):
+        return {"state": "ok", "file": found, "why": ""}
+    return {"state": "shadowed", "file": found, "why": _reason(tree, package, said)}
+
+
+def _reason(tree: TreeReader, package: str, said: Mapping[str, Any]) -> str:
+    spec = said["spec"]
+    if "error" in spec:
+        return f"{package} cannot be found: {spec['error']}"
+    places = spec.get("places") or []
+    if spec.get("origin") is None:
+        return f"{package} is a namespace package without __init__.py: {', '.join(places)}"
+    entry = os.path.dirname(os.path.dirname(spec["origin"]))
+    if entry not in map(os.path.realpath, said["path"]) and entry not in said["path"]:
+        if (entry or "/") == said["cwd"]:
+            return f"the current folder {entry} holds a {package}/ and comes first"
+        finder = next((f for f in said["finders"] if "editable" in f.lower()), "")
+        return (
+            f"a finder of an editable install gives {spec['origin']} ({finder or spec['loader']})"
+        )
+    return _entry_reason(tree, entry, said)
+
+
+def _entry_reason(tree: TreeReader, entry: str, said: Mapping[str, Any]) -> str:
+    pythonpath = [p for p in said["pythonpath"].split(":") if p]
+    if entry == said["cwd"]:
+        return f"the current folder {entry} comes first on sys.path"
+    if entry in pythonpath:
+        return f"PYTHONPATH puts {entry} first"
+    if entry == said["user_site"]:
+        return f"the user site {entry} comes first"
+    for folder in said["path"]:
+        if pth := _pth_that_adds(folder, entry):
+            return f"{pth} puts {entry} on sys.path"
+    return f"sys.path has {entry} before {tree.visible('')}"
+
+
+def _pth_that_adds(folder: str, entry: str) -> str:
+    try:
+        names = sorted(n for n in os.listdir(folder) if n.endswith(".pth"))
+    except OSError:
+        return ""
+    for name in names:
+        path = os.path.join(folder, name)
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                lines = [line.strip() for line in file]
+        except OSError:
+            continue
+        if any(os.path.join(folder, line) == entry or entry in line for line in lines if line):
+            return path
+    return ""
+
+
+def _same_file(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False

@@ -1,0 +1,209 @@
+"""Bytecode: made by the service's own interpreter, checked by meaning, never trusted by its date.
+
+CPython takes a pyc for fresh when source size and mtime (in seconds) agree, so after a quick edit
+it runs the old code while the source compares equal. Hence: every pyc of a touched module goes, and
+one whose header holds the hash of the source (PEP 552, checked) takes its place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Sequence
+
+from .child import Child
+from .tree import TreeReader, join, split
+from .words import BundleError, Exit, Refused, Unfit, printable
+
+MARK = b"\n\x00dcu-bundle:answer\x00\n"
+CHECKED = 3  # flags of a pyc: hash based, and checked on every import
+
+# Runs in base.python. Input: a JSON line of jobs, then the bytes they name. A job is
+# [kind, file name, source size, pyc size]; the answer is a JSON line, then the pycs asked for.
+#   make:  compile and give back the pyc
+#   check: say whether the given pyc is what this interpreter would make of the source
+_WORK = r"""
+import importlib.util, json, marshal, sys
+raw = sys.stdin.buffer
+jobs = json.loads(raw.readline())
+def same(a, b):
+    if type(a) is not type(b):
+        return False
+    if hasattr(a, "co_code"):
+        names = [n for n in dir(a) if n.startswith("co_") and not callable(getattr(a, n))]
+        return all(same(getattr(a, n), getattr(b, n)) for n in names if n not in SKIP)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    # 0.0 == -0.0 and frozensets know no order: compare what they print, sorted
+    if isinstance(a, frozenset):
+        return a == b and sorted(map(repr, a)) == sorted(map(repr, b))
+    return a == b and repr(a) == repr(b)
+# derived from other fields, and (some) filled in as the code runs
+SKIP = {"co_lnotab", "_co_code_adaptive"}
+answers, bodies = [], []
+for kind, name, source_size, pyc_size in jobs:
+    source, old = raw.read(source_size), raw.read(pyc_size)
+    try:
+        code = compile(source, name, "exec", dont_inherit=True, optimize=0)
+    except (SyntaxError, ValueError) as err:
+        answers.append(["error", type(err).__name__, getattr(err, "lineno", None) or 0,
+                        str(getattr(err, "msg", None) or err)])
+        continue
+    body = marshal.dumps(code, 2)
+    head = importlib.util.MAGIC_NUMBER + b"\3\0\0\0" + importlib.util.source_hash(source)
+    if kind == "make":
+        answers.append(["made", len(head) + len(body)])
+        bodies += [head, body]
+        continue
+    if old[:16] != head:
+        answers.append(["stale"])
+    elif old[16:] == body:
+        answers.append(["same"])
+    else:
+        try:
+            answers.append(["same" if same(marshal.loads(old[16:]), code) else "wrong body"])
+        except Exception:
+            answers.append(["wrong body"])
+info = {"tag": sys.implementation.cache_tag, "version": "%d.%d.%d" % sys.version_info[:3],
+        "magic": importlib.util.MAGIC_NUMBER.hex()}
+out = sys.stdout.buffer
+out.write(MARK + json.dumps({"python": info, "answers": answers}).encode() + b"\n")
+for body in bodies:
+    out.write(body)
+out.flush()
+"""
+
+
+def cache_files(tree: TreeReader, module: str) -> list[str]:
+    """Return every pyc of the module at `module` (a path ending .py), for whatever interpreter."""
+    folder, name = split(module)
+    stem = name[: -len(".py")]
+    cache = join(folder, "__pycache__")
+    found = [join(cache, entry) for entry in tree.names(cache) if _belongs(entry, stem)]
+    legacy = join(folder, stem + ".pyc")  # importable without its source
+    return [*found, legacy] if tree.exists(legacy) else found
+
+
+def cache_file(module: str, tag: str) -> str:
+    folder, name = split(module)
+    return join(join(folder, "__pycache__"), f"{name[: -len('.py')]}.{tag}.pyc")
+
+
+def _belongs(entry: str, stem: str) -> bool:
+    if not (entry.startswith(stem + ".") and entry.endswith(".pyc")):
+        return False
+    tag, _, optimised = entry[len(stem) + 1 : -len(".pyc")].partition(".")
+    return bool(tag) and (not optimised or optimised.startswith("opt-"))
+
+
+class Compiler:
+    """One or two children of the service's interpreter that compile or check, started at once."""
+
+    def __init__(
+        self, python: str, jobs: Sequence[tuple[str, str, bytes, bytes]], timeout: float
+    ) -> None:
+        # jobs: (kind, file name as the interpreter will see it, source, old pyc)
+        self._timeout = timeout
+        self._parts = _halves([(i, job) for i, job in enumerate(jobs)])
+        self._count = len(jobs)
+        self._python = python
+        self._children = [_start(python, [job for _, job in part]) for part in self._parts]
+
+    def finish(self) -> tuple[dict[str, str], list[tuple[str, bytes]]]:
+        """Return what the interpreter is, and (verdict, pyc) for every job in order.
+
+        A verdict is "made", "same", "stale", "wrong body", or "error: TYPE, line N: message".
+        """
+        results: list[tuple[str, bytes]] = [("", b"")] * self._count
+        info: dict[str, str] = {}
+        try:
+            for part, child in zip(self._parts, self._children, strict=True):
+                info, answers = self._answers(child)
+                for (index, _), answer in zip(part, answers, strict=True):
+                    results[index] = answer
+        finally:
+            for child in self._children:
+                child.kill()
+        return info, results
+
+    def _answers(self, child: Child) -> tuple[dict[str, str], list[tuple[str, bytes]]]:
+        try:
+            status, out, err = child.finish(self._timeout)
+        except TimeoutError as late:
+            raise self._failed(str(late)) from late
+        _, mark, answer = out.partition(MARK)
+        if status or not mark:
+            last = err.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
+            raise self._failed(f"it ended with {status}: {printable(last[0])}")
+        head, _, rest = answer.partition(b"\n")
+        said = json.loads(head)
+        results = []
+        for item in said["answers"]:
+            size = item[1] if item[0] == "made" else 0
+            verdict = (
+                f"error: {item[1]}, line {item[2]}: {item[3]}" if item[0] == "error" else item[0]
+            )
+            results.append((verdict, rest[:size]))
+            rest = rest[size:]
+        return said["python"], results
+
+    def _failed(self, why: str) -> BundleError:
+        return Unfit(
+            "the service's interpreter cannot compile",
+            why=f"{printable(self._python)}: {why}",
+            fix="start it by hand on the target; base.python must be the service's own interpreter",
+        )
+
+
+def _halves(
+    jobs: list[tuple[int, tuple[str, str, bytes, bytes]]],
+) -> list[list[tuple[int, tuple[str, str, bytes, bytes]]]]:
+    """Split the jobs in two of about equal size where a second core can help."""
+    total = sum(len(job[2]) for _, job in jobs)
+    if total < 60_000 or len(jobs) < 2 or (os.cpu_count() or 1) < 2:
+        return [jobs] if jobs else []
+    jobs = sorted(jobs, key=lambda item: (-len(item[1][2]), item[0]))
+    parts: list[list[tuple[int, tuple[str, str, bytes, bytes]]]] = [[], []]
+    sizes = [0, 0]
+    for item in jobs:
+        smaller = 0 if sizes[0] <= sizes[1] else 1
+        parts[smaller].append(item)
+        sizes[smaller] += len(item[1][2])
+    return parts
+
+
+def _start(python: str, jobs: Sequence[tuple[str, str, bytes, bytes]]) -> Child:
+    table = [[kind, name, len(source), len(old)] for kind, name, source, old in jobs]
+    data = [json.dumps(table).encode(), b"\n"]
+    for _, _, source, old in jobs:
+        data += [source, old]
+    # An empty environment and a fixed hash seed: the order of sets must not change the bytes.
+    argv = (python, "-S", "-s", "-c", f"MARK = {MARK!r}\n{_WORK}")
+    try:
+        return Child(argv, {"PYTHONHASHSEED": "0"}, b"".join(data))
+    except OSError as err:
+        raise Unfit(
+            "the service's interpreter does not start",
+            why=f"{printable(python)}: {err.strerror}",
+            fix="set base.python in the manifest (or --python) to the service's interpreter",
+        ) from err
+
+
+def header_source_hash(pyc: bytes) -> bytes:
+    """Return the source hash in a checked-hash pyc, or nothing for every other kind."""
+    if len(pyc) < 16 or struct.unpack("<I", pyc[4:8])[0] != CHECKED:
+        return b""
+    return pyc[8:16]
+
+
+def refuse_errors(failed: Sequence[tuple[str, str]]) -> None:
+    """Raise Refused when a source does not compile; `failed` holds (path, verdict)."""
+    if failed:
+        lines = "; ".join(f"{printable(path)}: {printable(text)}" for path, text in failed)
+        raise Refused(
+            f"{len(failed)} of the plan's modules do not compile on this target",
+            why=lines,
+            fix="mend the source, or look whether base.python is the service's interpreter",
+            exit=Exit.REFUSED,
+        )

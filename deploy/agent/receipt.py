@@ -1,0 +1,78 @@
+"""What an earlier deploy left in the site: what it put there, and the way back.
+
+The receipt and the kept originals lie in the site, so they live and die with it: a rebuilt
+container has neither the changes nor a record of them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from .plan import State
+from .tree import TreeReader
+from .words import Stuck
+
+HOME = ".dcu-bundle"
+RECEIPT = f"{HOME}/receipt.json"
+KEPT = f"{HOME}/kept"
+SCHEMA = "receipt/1"
+
+
+class Receipt:
+    """The record of the last deploy; an empty one where there was none.
+
+    files:     path -> State that we put there (as JSON)
+    pycs:      path -> {"sha256", "source", "module"}: bytecode that we made, and of which source
+    originals: path -> {"kept": name or "", "state": State, "stat": [mode, uid, gid]}; "" means that
+               nothing was there
+    folders:   folders that we made;  removed: folder -> [mode, uid, gid] that we removed
+    """
+
+    def __init__(self, raw: dict[str, Any] | None = None) -> None:
+        raw = raw or {}
+        self.exists = bool(raw)
+        self.serial: int = raw.get("serial", 0)
+        self.plan: str = raw.get("plan", "")
+        self.name: str = raw.get("name", "")
+        self.python: dict[str, str] = raw.get("python", {})
+        self.files: dict[str, Any] = raw.get("files", {})
+        self.pycs: dict[str, dict[str, str]] = raw.get("pycs", {})
+        self.originals: dict[str, dict[str, Any]] = raw.get("originals", {})
+        self.folders: list[str] = raw.get("folders", [])
+        self.removed: dict[str, list[int]] = raw.get("removed", {})
+        self.identities: dict[str, str] = raw.get("identities", {})
+        self.incidental: dict[str, Any] = raw.get("incidental", {})
+
+    def to_json(self) -> dict[str, Any]:
+        names = "serial plan name python files pycs originals folders removed identities incidental"
+        return {"schema": SCHEMA, **{name: getattr(self, name) for name in names.split()}}
+
+    def put(self, path: str) -> State | None:
+        """Return what we put at `path`, if we did."""
+        raw = self.files.get(path)
+        return None if raw is None else State.parse(raw, f"receipt {path}")
+
+    def original(self, path: str) -> State | None:
+        raw = self.originals.get(path)
+        return None if raw is None else State.parse(raw["state"], f"receipt {path}")
+
+    def kept_names(self) -> set[str]:
+        return {entry["kept"] for entry in self.originals.values() if entry["kept"]}
+
+
+def read_receipt(tree: TreeReader) -> Receipt:
+    """Return the site's receipt. Raises Stuck when there is one that cannot be understood."""
+    try:
+        raw = json.loads(tree.read(RECEIPT))
+        if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+            raise ValueError(f"its schema is not {SCHEMA}")
+        return Receipt(raw)
+    except (FileNotFoundError, NotADirectoryError):
+        return Receipt()
+    except (ValueError, OSError) as err:
+        raise Stuck(
+            "the receipt of an earlier deploy cannot be read",
+            why=f"{tree.visible(RECEIPT)}: {err}",
+            fix="the originals lie beside it in kept/: put them back by hand, or rebuild it",
+        ) from err

@@ -1,0 +1,124 @@
+"""Read back what is on a target and say of every file of the plan whether it is as it must be.
+
+Runs in a process that did not deploy. Bytecode is proven in one of two ways, and the row says in
+which: "receipt" (source, pyc and interpreter are those of the deploy, by digest) or "compiled" (a
+fresh compile of the source that is there gave the same code).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .judge import file_state, found_json, proven
+from .plan import Plan, PlannedFile, State
+from .pyc import Compiler, cache_file, cache_files
+from .receipt import Receipt
+from .tree import TreeReader
+from .words import FileState, digest, printable
+
+_PYC_STATES = {
+    "stale": FileState.STALE_PYC,
+    "wrong body": FileState.WRONG_PYC_BODY,
+}
+
+
+class Row(NamedTuple):
+    """One file's verdict. `why` is for people; `proof` says what a good pyc rests on."""
+
+    path: str
+    state: FileState
+    found: State
+    why: str = ""
+    proof: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        row: dict[str, Any] = {"path": self.path, "state": self.state.value}
+        row["found"] = found_json(self.found)
+        if self.why:
+            row["why"] = self.why
+        if self.proof:
+            row["proof"] = self.proof
+        return row
+
+
+def verify(
+    tree: TreeReader,
+    plan: Plan,
+    receipt: Receipt,
+    python: Mapping[str, str],
+    command: str,
+    *,
+    recompile: bool = False,
+    timeout: float = 300,
+) -> tuple[list[Row], str]:
+    """Return a row for every file of the plan, in its order, and the identity `tree` found.
+
+    `python` says what the service's interpreter is, `command` how to start it.
+    """
+    rows: list[Row] = []
+    doubt: list[tuple[int, str]] = []
+    for entry in plan.files:
+        row, pyc = _look(tree, entry, receipt, python, recompile)
+        if pyc:
+            doubt.append((len(rows), pyc))
+        rows.append(row)
+    _settle_doubt(tree, rows, doubt, command, timeout)
+    table = sorted([r.path, r.found.type, r.found.mode, r.found.sha256, r.found.link] for r in rows)
+    return rows, digest(table)
+
+
+def _look(
+    tree: TreeReader,
+    entry: PlannedFile,
+    receipt: Receipt,
+    python: Mapping[str, str],
+    recompile: bool,
+) -> tuple[Row, str]:
+    """Return the verdict, and the pyc that still has to be compared with a fresh compile."""
+    found = tree.state(entry.path)
+    state = file_state(entry, found)
+    row = Row(entry.path, state, found)
+    if not entry.path.endswith(".py") or state not in (FileState.OK, FileState.WRONG_MODE):
+        return row, ""
+    present = cache_files(tree, entry.path)
+    wanted = cache_file(entry.path, python["tag"]) if entry.compiled else ""
+    others = [path for path in present if path != wanted]
+    if others and entry.want.absent:
+        why = f"its bytecode can still be imported or revived: {_list(others)}"
+        return row._replace(state=FileState.LEFT_OVER, why=why), ""
+    if state is not FileState.OK or entry.want.absent:
+        return row, ""
+    if others:
+        why = f"bytecode that the deploy did not make: {_list(others)}"
+        return row._replace(state=FileState.STALE_PYC, why=why), ""
+    if not wanted:
+        return row, ""
+    if wanted not in present:
+        return row._replace(state=FileState.NOT_COMPILED, why=f"there is no {wanted}"), ""
+    if not recompile and proven(tree, wanted, found, receipt, python):
+        return row._replace(proof="receipt"), ""
+    return row, wanted
+
+
+def _settle_doubt(
+    tree: TreeReader, rows: list[Row], doubt: list[tuple[int, str]], command: str, timeout: float
+) -> None:
+    jobs = []
+    for index, pyc in doubt:
+        path = rows[index].path
+        jobs.append(("check", tree.visible(path), tree.read(path), tree.read(pyc)))
+    if not jobs:
+        return
+    _, results = Compiler(command, jobs, timeout).finish()
+    for (index, pyc), (verdict, _) in zip(doubt, results, strict=True):
+        if verdict == "same":
+            rows[index] = rows[index]._replace(proof="compiled")
+        else:
+            state = _PYC_STATES.get(verdict, FileState.NOT_COMPILED)
+            why = f"{printable(pyc)}: {printable(verdict)}"
+            rows[index] = rows[index]._replace(state=state, why=why)
+
+
+def _list(paths: list[str]) -> str:
+    return ", ".join(printable(path) for path in paths)
