@@ -82,7 +82,7 @@ def read(folder: Path) -> Series:
     edits = parser.parse(raw)
     if parser.faults:
         raise BadValues(
-            f"the series {path} has {len(parser.faults)} faults",
+            f"the series {path} has faults: {len(parser.faults)}",
             why="\n       ".join(parser.faults),
             fix="correct these lines",
         )
