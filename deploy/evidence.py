@@ -51,8 +51,8 @@ class Evidence:
 
     @property
     def origin(self) -> Mapping[str, Mapping[str, Any]]:
-        """Where the package is imported from, by the folder asked from: found, ok, why."""
-        return dict((self.raw.get("origin") or {}).get("places") or {})
+        """Where the package is imported from, by the folder asked from: state, file, why."""
+        return dict(self.raw.get("origin") or {})
 
     @property
     def error(self) -> BundleError | None:

@@ -121,7 +121,7 @@ def _expect(found: Submission, made: Bundle) -> dict[str, Any]:
 
 
 def _pack(found: Submission) -> Bundle:
-    made = bundles.pack(found.plan, found.inputs, _fill(found), found.layout.out)
+    made = bundles.pack(found.plan, found.inputs, fill(found), found.layout.out)
     bundles.drop_older(found.layout.out, made)
     return made
 
@@ -309,7 +309,7 @@ def operator() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
-def _fill(found: Submission) -> bundles.Fill:
+def fill(found: Submission) -> bundles.Fill:
     """Copies overlay contents from git objects, all of them through one git process."""
     oids = {
         change.new.sha256: change.new.oid

@@ -152,9 +152,9 @@ def _origin_faults(plan: Plan, evidence: Evidence) -> list[str]:
     probes = evidence.origin
     silent = [f"import from {where} was not probed" for where in asked if where not in probes]
     return silent + [
-        f"import from {where}: shadowed: {probe.get('why', '')}"
+        f"import from {where}: {probe.get('state', 'no answer')}: {probe.get('why', '')}"
         for where, probe in sorted(probes.items())
-        if probe.get("ok") is not True
+        if probe.get("state") != "ok"
     ]
 
 
@@ -175,7 +175,7 @@ def _installed(plan: Plan, evidence: Evidence) -> list[str]:
 
 def _found_at(evidence: Evidence) -> list[str]:
     return [
-        f"import from {where}: {probe.get('found', '')}"
+        f"import from {where}: {probe.get('file', '')}"
         for where, probe in sorted(evidence.origin.items())
-        if probe.get("ok") is True
+        if probe.get("state") == "ok"
     ]

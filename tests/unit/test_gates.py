@@ -11,7 +11,7 @@ from deploy.evidence import Evidence
 from deploy.gates import NAMES, Gate, Verdict, in_order, source_complete
 
 SHA = "a" * 64
-FOUND = {"ok": True, "found": "/site/vllm/__init__.py", "why": ""}
+FOUND = {"state": "ok", "file": "/site/vllm/__init__.py", "why": ""}
 PLAN = Plan(
     name="t",
     package="vllm",
@@ -42,7 +42,7 @@ def evidence(**changes: Any) -> Evidence:
         "plan": PLAN.digest,
         "tree": PLAN.tree,
         "files": [{"path": "vllm/a.py", "state": "ok"}, {"path": "vllm/b.json", "state": "ok"}],
-        "origin": {"places": {"empty": FOUND, "launch": FOUND}},
+        "origin": {"empty": FOUND, "launch": FOUND},
         "python": {"version": "3.10.12"},
     }
     return Evidence({**raw, **changes})
@@ -64,9 +64,9 @@ SILENT: dict[str, dict[str, Any]] = {
         "files": [{"path": "vllm/a.py", "state": "changed"}, {"path": "vllm/b.json", "state": "ok"}]
     },
     "no origin": {"origin": {}},
-    "shadowed": {"origin": {"places": {"empty": FOUND, "launch": {"ok": False, "why": "cwd"}}}},
-    "not known": {"origin": {"places": {"empty": FOUND, "launch": {}}}},
-    "one probe only": {"origin": {"places": {"empty": FOUND}}},
+    "shadowed": {"origin": {"empty": FOUND, "launch": {"state": "shadowed", "why": "cwd"}}},
+    "not known": {"origin": {"empty": FOUND, "launch": {}}},
+    "one probe only": {"origin": {"empty": FOUND}},
     "other tree": {"tree": "b" * 64},
     "no tree": {"tree": ""},
 }
