@@ -100,19 +100,23 @@ def _run(argv: Sequence[str], *, to_stderr: bool = False) -> int:
 
 
 def _lint(*, fix: bool = False, to_stderr: bool = False) -> int:
-    """Run all of the checks even when one fails; 1 when any did."""
+    """Run all of the checks even when one fails; 1 when any did. One that passes is silent."""
     python = (sys.executable, "-E", "-m")
     checks = {
         "ruff": (*python, "ruff", "check", "--quiet", *(["--fix"] if fix else [])),
         "format": (*python, "ruff", "format", "--quiet", *([] if fix else ["--diff"])),
         "mypy": (*python, "mypy", "--no-error-summary"),
-        "layers": (str(Path(sys.executable).with_name("lint-imports")),),
+        "layers": (str(Path(sys.executable).with_name("lint-imports")), "--no-logo"),
     }
     failed = []
     for name, argv in checks.items():
         say(f"lint: {name}")
-        if _run(argv, to_stderr=to_stderr):
+        done = subprocess.run(
+            argv, cwd=HERE.top, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        if done.returncode:
             failed.append(name)
+            print(done.stdout.decode("utf-8", "replace"), file=sys.stderr if to_stderr else None)
     if failed:
         say(f"lint: failed: {', '.join(failed)}")
     return 1 if failed else 0
