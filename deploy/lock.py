@@ -16,6 +16,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,9 +56,9 @@ class Lock:
 
 def lock_text(lock: Lock) -> str:
     """Return the one text of a lock. Raises ValueError for a value that a lock cannot hold."""
+    _check_value({"expect": lock.expect, "inputs": lock.inputs}, "lock")
     expect = dict(lock.expect) | {"inputs": lock.digest}
     body = {"expect": expect, "inputs": dict(lock.inputs)}
-    _check_value(body, "lock")
     return HEADER + "".join(_lines(body | {"seal": digest(body)}, 0))
 
 
@@ -183,7 +184,7 @@ def _check_seal(path: Path, lock: Lock, seal: Any, text: str) -> None:
         raise _edited(path, "what stands below inputs is not what its digest in expect says")
     if seal != digest({"expect": lock.expect, "inputs": lock.inputs}):
         raise _edited(path, "what stands below expect is not what the seal says")
-    pairs = zip(text.split("\n"), [*lock_text(lock).split("\n"), None], strict=False)
+    pairs = zip_longest(text.split("\n"), lock_text(lock).split("\n"))
     for number, (found, written) in enumerate(pairs, 1):
         if found != written:
             raise _edited(path, f"line {number} is not spelled as it was written")

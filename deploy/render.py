@@ -33,9 +33,7 @@ def sh(value: Any) -> str:
         return str(value)  # raises, with the name that is missing
     if isinstance(value, list | tuple):
         return " ".join(sh(item) for item in value)
-    if isinstance(value, bool) or not isinstance(value, str | int | PurePath):
-        raise NotRenderable(f"{type(value).__name__} is no shell word: {value!r}")
-    text = str(value)
+    text = str(_finished(value))
     if "\0" in text:
         raise NotRenderable(f"a shell word cannot hold NUL: {text!r}")
     return shlex.quote(text)
@@ -51,10 +49,7 @@ def render(name: str, view: Any, folder: Path) -> bytes:
     """
     templates = _Folder(folder)
     try:
-        context = {
-            field.name: _present(getattr(view, field.name), field.name)
-            for field in dataclasses.fields(view)
-        }
+        context = {field.name: getattr(view, field.name) for field in dataclasses.fields(view)}
         environment = _environment(templates, templates.newline_of(name))
         text = environment.get_template(name).render(context)
     except jinja2.TemplateSyntaxError as err:
@@ -76,7 +71,17 @@ class _Absent(jinja2.Undefined):
     __str__ = __iter__ = __len__ = jinja2.Undefined._fail_with_undefined_error  # noqa: SLF001
 
 
+class _Context(jinja2.runtime.Context):
+    def resolve_or_missing(self, key: str) -> Any:
+        return _present(super().resolve_or_missing(key), key)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return _present(super().call(*args, **kwargs), "what was called")
+
+
 class _Environment(jinja2.Environment):
+    context_class = _Context
+
     def getattr(self, obj: Any, attribute: str) -> Any:
         return _present(super().getattr(obj, attribute), attribute)
 
@@ -89,13 +94,15 @@ def _present(value: Any, name: str) -> Any:
         return _Absent(hint=f"{name!r} is None")
     items = value.values() if isinstance(value, Mapping) else value
     if isinstance(value, Mapping | list | tuple) and any(item is None for item in items):
-        raise NotRenderable(f"{name!r} holds a None")
+        return jinja2.StrictUndefined(hint=f"{name!r} holds a None")
     return value
 
 
 def _finished(value: Any) -> Any:
-    if value is None:
-        raise NotRenderable("the value is None")
+    if isinstance(value, jinja2.Undefined):
+        return value  # raises by itself, with the name that is missing
+    if isinstance(value, bool) or not isinstance(value, str | int | PurePath):
+        raise NotRenderable(f"{type(value).__name__} is no text: {value!r}")
     return value
 
 
@@ -111,6 +118,7 @@ def _environment(templates: jinja2.BaseLoader, newline: str) -> jinja2.Environme
         lstrip_blocks=True,
     )
     environment.filters["sh"] = sh
+    del environment.filters["attr"]  # goes past `getattr` above
     environment.tests["none"] = lambda value: value is None or isinstance(value, _Absent)
     return environment
 
@@ -126,7 +134,11 @@ class _Folder(jinja2.BaseLoader):
     ) -> tuple[str, str, Callable[[], bool]]:
         if self.newline_of(template) != environment.newline_sequence:
             raise jinja2.TemplateSyntaxError("its line ends differ from its parent's", 1, template)
-        return self._text(template), str(self.folder / template), lambda: True
+        text = self._text(template)
+        for const in environment.parse(text, template).find_all(jinja2.nodes.Const):
+            if const.value is None:
+                raise jinja2.TemplateSyntaxError("none has no text", const.lineno, template)
+        return text, str(self.folder / template), lambda: True
 
     def newline_of(self, template: str) -> str:
         """Return LF or CRLF, whichever ends the lines of a template; mixed ones are refused."""

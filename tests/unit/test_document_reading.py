@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -212,7 +211,6 @@ def test_a_huge_file_is_refused_without_being_read_whole(tmp_path: Path) -> None
         file.truncate(100 * 1000 * 1000)
     tracemalloc.start()
     try:
-        started = time.monotonic()
         with pytest.raises(BadValues) as caught:
             document.read(path)
         peak = tracemalloc.get_traced_memory()[1]
@@ -221,7 +219,6 @@ def test_a_huge_file_is_refused_without_being_read_whole(tmp_path: Path) -> None
 
     assert "100,000,000 bytes, more than the 262,144 allowed" in caught.value.why
     assert peak < 2 * 2**20
-    assert time.monotonic() - started < 5
 
 
 def test_a_file_of_exactly_the_limit_is_read(tmp_path: Path) -> None:
