@@ -220,7 +220,11 @@ class Objects(AbstractContextManager["Objects"]):
     def __init__(self, git: Git) -> None:
         self._git = git
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
-        self._process = git.start("cat-file", "--batch", stderr=self._stderr)
+        try:
+            self._process = git.start("cat-file", "--batch", stderr=self._stderr)
+        except BaseException:
+            self._stderr.close()
+            raise
         self._timer = threading.Timer(SECONDS, self._process.kill)
         self._timer.daemon = True
         self._timer.start()

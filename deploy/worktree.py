@@ -191,7 +191,10 @@ class _Look:
             if self._watched(path) or (path.endswith("/") and self._watched(f"{path}_")):
                 self._add(path, "untracked")
         twins = {twin for raw in self._tracked for twin in _twins(_text(raw))}
-        for raw in _walk(self._top, folders):
+        # Repositories inside this one: a submodule is surveyed on its own, another is untracked.
+        others = {raw for raw, entry in self._tracked.items() if _is_module(entry)}
+        others |= {raw[:-1] for raw in self._untracked if raw.endswith(b"/")}
+        for raw in _walk(self._top, folders, others):
             path = _text(raw)
             if raw in self._tracked or raw in self._untracked or not self._watched(path):
                 continue
@@ -312,14 +315,19 @@ def _mode_on_disk(state: os.stat_result) -> str:
     return "100755" if state.st_mode & 0o100 else "100644"
 
 
-def _walk(top: bytes, folders: Iterable[str]) -> Iterator[bytes]:
-    """Yield every file and link below the folders, as paths from the top; `.git` is left out."""
+def _walk(top: bytes, folders: Iterable[str], skipped: set[bytes]) -> Iterator[bytes]:
+    """Yield every file and link below the folders, as paths from the top.
+
+    Neither `.git` nor the folders `skipped` are entered.
+    """
     for folder in folders:
         for where, names, files in os.walk(os.path.join(top, _raw(folder))):
-            names[:] = [n for n in names if n != b".git"]
+            inside = os.path.relpath(where, top)
+            paths = {name: os.path.normpath(os.path.join(inside, name)) for name in names}
+            names[:] = [n for n in names if n != b".git" and paths[n] not in skipped]
             links = [n for n in names if os.path.islink(os.path.join(where, n))]
             for name in (*files, *links):
-                yield os.path.relpath(os.path.join(where, name), top)
+                yield os.path.normpath(os.path.join(inside, name))
 
 
 def _could_be_source(path: str) -> bool:
