@@ -146,6 +146,12 @@ class Git:
                 why="there is neither a .git nor a bare repository in that very folder",
                 fix="name the top folder of the checkout, or the bare repository",
             )
+        if "promisor remote" in said:
+            return BadValues(
+                f"{self.folder} is a partial clone that lacks an object",
+                why=printable(said.splitlines()[-1]),
+                fix="make a full clone (without --filter): nothing is fetched while a plan is made",
+            )
         if (found := self.version()) < OLDEST:
             return _old_git(found)
         return GitFailed(
