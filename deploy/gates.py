@@ -164,7 +164,8 @@ def _classed(delta: Delta) -> str:
 
 
 def _installed(plan: Plan, evidence: Evidence) -> list[str]:
-    ok = len(evidence.files) - len(evidence.faults)
+    planned = {entry.path for entry in plan.files}
+    ok = sum(row["path"] in planned and row["state"] == "ok" for row in evidence.files)
     compiled = sum(entry.compiled for entry in plan.files)
     return [
         f"{ok} of {len(plan.files)} files read back from disk and equal to the commit",

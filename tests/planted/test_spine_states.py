@@ -23,6 +23,8 @@ NEW = "vllm/dcu/diag.py"
 DELETED = "vllm/scripts.py"
 PROGRAM = "vllm/collect_env.py"  # only its mode changed
 TAG = sys.implementation.cache_tag
+# What a shadowed package looks like: its own file is not what is imported.
+SHADOWED = ("vllm/__init__.py", "shadowed")
 
 
 def pyc(path: Path) -> Path:
@@ -193,7 +195,7 @@ def test_a_vllm_in_the_launch_folder_shadows_the_site_from_there_only(clean: Any
     with package(clean.launch):
         said = clean.said()
 
-    assert said == (10, {("launch", "shadowed")})
+    assert said == (10, {SHADOWED, ("launch", "shadowed")})
     row("a vllm/ lies in the launch folder", "origin: launch folder")
 
 
@@ -202,7 +204,7 @@ def test_a_vllm_on_pythonpath_shadows_the_site(clean: Any, row: Any, tmp_path: P
         said = clean.said(PYTHONPATH=str(tmp_path))
     unrelated = clean.said(PYTHONPATH=str(tmp_path))
 
-    assert said == (10, {("empty", "shadowed"), ("launch", "shadowed")})
+    assert said == (10, {SHADOWED, ("empty", "shadowed"), ("launch", "shadowed")})
     assert unrelated == (0, set())
     row("a vllm/ on PYTHONPATH", "origin: both folders")
 
@@ -211,7 +213,7 @@ def test_a_vllm_in_the_user_site_shadows_the_site(clean: Any, row: Any) -> None:
     with package(user_site(clean)):
         said = clean.said()
 
-    assert said == (10, {("empty", "shadowed"), ("launch", "shadowed")})
+    assert said == (10, {SHADOWED, ("empty", "shadowed"), ("launch", "shadowed")})
     row("a vllm/ in the user site", "origin: both folders")
 
 
@@ -225,7 +227,7 @@ def test_a_pth_file_that_puts_another_folder_first_shadows_the_site(
     without = clean.said()
     pth.unlink()
 
-    assert said == (10, {("empty", "shadowed"), ("launch", "shadowed")})
+    assert said == (10, {SHADOWED, ("empty", "shadowed"), ("launch", "shadowed")})
     assert without == (0, set())  # a .pth alone is no fault
     row("a .pth puts another folder first", "origin: both folders")
 
@@ -240,7 +242,8 @@ def test_a_site_whose_package_became_a_namespace_folder_is_not_installed(
     places = evidence["origin"]
     assert {p: o["state"] for p, o in places.items()} == {"empty": "shadowed", "launch": "shadowed"}
     assert all("namespace" in probe["why"] for probe in places.values())
-    assert {r["state"] for r in evidence["files"]} == {"ok"}
+    faults = {(r["path"], r["state"]) for r in evidence["files"] if r["state"] != "ok"}
+    assert faults == {SHADOWED}
     row("vllm/ without __init__.py is a namespace", "origin: both folders")
 
 
