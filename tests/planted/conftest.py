@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,17 +50,28 @@ class Site:
     def python(self) -> Path:
         return self.root / self.bundle.plan.python.lstrip("/")
 
-    def agent(self, *argv: str, **env: str) -> tuple[int, dict[str, Any]]:
+    def agent(
+        self, *argv: str, under: Sequence[str] = (), **env: str
+    ) -> tuple[int, dict[str, Any]]:
         """Run the bundle in a process of its own; return its exit code and evidence."""
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", self.bundle.path, *argv, "--root", self.root],
+        done = self._run(argv, under, env)
+        assert done.stdout, done.stderr.decode()
+        return done.returncode, json.loads(done.stdout)
+
+    def killed(self, *argv: str, under: Sequence[str]) -> bool:
+        """Run the bundle under a tool that kills it; True when it was killed indeed."""
+        return self._run(argv, under, {}).returncode == -signal.SIGKILL
+
+    def _run(
+        self, argv: Sequence[str], under: Sequence[str], env: dict[str, str]
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [*under, sys.executable, "-I", "-S", self.bundle.path, *argv, "--root", self.root],
             env={"PATH": os.environ["PATH"], "HOME": str(self.home), **env},
             capture_output=True,
             timeout=120,
             check=False,
         )
-        assert done.stdout, done.stderr.decode()
-        return done.returncode, json.loads(done.stdout)
 
     def said(self, *argv: str, **env: str) -> tuple[int, set[tuple[str, str]]]:
         """What verify found wrong: (path, state) for files, (place, "shadowed") for imports."""

@@ -278,3 +278,56 @@ def test_a_wheel_unpacked_again_over_the_overlay_is_found_file_by_file(
     assert states[DELETED] == "left over"
     assert states[PROGRAM] == "wrong mode"
     row("the wheel was unpacked again over it", f"verify: {len(states)} files, each by its state")
+
+
+CALLS = ("write", "linkat", "renameat", "unlinkat", "mkdirat", "fchmod", "fsync", "syncfs")
+
+
+def kill_points(site: Any, log: Path) -> list[tuple[str, int]]:
+    """Every system call of a whole deploy that changes something, by name and count."""
+    argv = ["strace", "-o", str(log), "-e", f"trace={','.join(CALLS)}"]
+    assert site.agent("deploy", under=argv)[0] == 0
+    names = [line.split("(")[0] for line in log.read_text().splitlines() if "(" in line]
+    return [(name, n) for name in CALLS for n in range(1, names.count(name) + 1)]
+
+
+def owned(site: Any) -> dict[str, bytes | None]:
+    paths = [site.site / entry.path for entry in site.bundle.plan.files]
+    return {str(path): path.read_bytes() if path.exists() else None for path in paths}
+
+
+def whole(site: Any) -> dict[str, tuple[int, int, int, int]]:
+    """Inode, mode, size and mtime of every file of the package; nothing of the agent's own."""
+    found = {}
+    for folder, _, names in os.walk(site.site / "vllm"):
+        for name in names:
+            was = os.lstat(os.path.join(folder, name))
+            at = (was.st_ino, was.st_mode, was.st_size, was.st_mtime_ns)
+            found[os.path.join(folder, name)] = at
+    return found
+
+
+@pytest.mark.timeout(1200)
+def test_a_deploy_killed_at_any_change_leaves_old_or_new_and_is_mended_by_the_next(
+    pristine: Any, row: Any, tmp_path: Path
+) -> None:
+    site = pristine
+    before, old = whole(site), owned(site)
+    points = kill_points(site, tmp_path / "calls")
+    new = owned(site)
+    assert site.agent("restore")[0] == 0
+    assert whole(site) == before
+
+    for call, number in points:
+        inject = f"inject={call}:signal=KILL:when={number}"
+        argv = ["strace", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject]
+        assert site.killed("deploy", under=argv), (call, number)
+        now = owned(site)
+        assert all(now[path] in (old[path], new[path]) for path in now), (call, number)
+        code, said = site.said()
+        assert (code == 0) == (now == new and not said), (call, number, code, said)
+        assert site.agent("deploy")[0] == 0, (call, number)
+        assert site.said() == (0, set()), (call, number)
+        assert site.agent("restore")[0] == 0, (call, number)
+        assert whole(site) == before, (call, number)
+    row(f"kill -9 at each of {len(points)} changes of a deploy", "old or new bytes at once; verify")
