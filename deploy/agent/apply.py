@@ -119,6 +119,8 @@ def draft_deploy(
     written then.
     """
     wants = {entry.path: entry for entry in plan.files}
+    files = [e.path for e in judged.put if e.want.type == "file" and e.path not in judged.compile]
+    blobs.prepare([wants[path].want.sha256 for path in (*judged.compile, *files)])
     modules = {path: _content(blobs, wants[path]) for path in judged.compile}
     jobs = [("make", tree.visible(path), source, b"") for path, source in modules.items()]
     compiler = Compiler(python, jobs, timeout)

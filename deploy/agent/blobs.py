@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from .words import Damaged, printable
@@ -22,6 +22,10 @@ class Blobs(Protocol):
     """Finds contents by their sha256."""
 
     def has(self, sha256: str) -> bool: ...
+
+    def prepare(self, wanted: Sequence[str]) -> None:
+        """Get ready to hand out these contents, in this order: one call, before the first."""
+        ...
 
     def chunks(self, sha256: str) -> Iterator[bytes]:
         """Yield the bytes that are said to have this digest. Raises KeyError."""
@@ -37,6 +41,9 @@ class MemoryBlobs:
     def has(self, sha256: str) -> bool:
         return sha256 in self._contents
 
+    def prepare(self, wanted: Sequence[str]) -> None:
+        """All of it is at hand."""
+
     def chunks(self, sha256: str) -> Iterator[bytes]:
         data = self._contents[sha256]
         return (data[i : i + CHUNK] for i in range(0, len(data), CHUNK))
@@ -50,6 +57,9 @@ class FolderBlobs:
 
     def has(self, sha256: str) -> bool:
         return os.path.isfile(os.path.join(self._folder, sha256))
+
+    def prepare(self, wanted: Sequence[str]) -> None:
+        """All of it is at hand."""
 
     def chunks(self, sha256: str) -> Iterator[bytes]:
         try:
@@ -80,6 +90,9 @@ class ZipBlobs:
 
     def has(self, sha256: str) -> bool:
         return f"blobs/{sha256}" in self._entries
+
+    def prepare(self, wanted: Sequence[str]) -> None:
+        """All of it is at hand."""
 
     def chunks(self, sha256: str) -> Iterator[bytes]:
         return self.entry(f"blobs/{sha256}")

@@ -29,7 +29,8 @@ from deploy.carriers.ssh_config import Hop, resolve, split
 from deploy.carriers.ssh_keys import Pinned, Trust, shown_safely, trust_of, type_order
 from deploy.errors import BadValues, Unreachable
 
-_SLICE = 256 * 1024
+# Small enough that even a line of 4 kB/s shows a sign of life between two slices.
+_SLICE = 64 * 1024
 _WINDOW = 4 << 20
 _MOST_HOPS = 8
 # Its tracebacks go nowhere: what went wrong with a line is said once, by our own errors.
@@ -85,7 +86,6 @@ class Stream:
     def __init__(self, channel: paramiko.Channel, watch: Watch) -> None:
         self._channel, self._watch = channel, watch
         self._noise = b""
-        self.sent = 0
 
     def send(self, data: bytes | memoryview) -> None:
         """Send all of `data`, in slices (one huge send starves the other lines of this process).
@@ -96,7 +96,6 @@ class Stream:
         for start in range(0, len(view), _SLICE):
             piece = bytes(view[start : start + _SLICE])
             self._channel.sendall(piece)
-            self.sent += len(piece)
             self._watch.touch()
 
     def receive(self) -> bytes:
@@ -168,8 +167,10 @@ class Line:
         return found
 
     @property
-    def alive(self) -> bool:
-        return bool(self.transport.is_active())
+    def sent(self) -> int:
+        """Bytes that went out on this line, those of the login and of the encryption included."""
+        first = self._sockets[0]
+        return first.sent if isinstance(first, _Socket) else 0
 
     @property
     def silent(self) -> bool:
@@ -323,8 +324,10 @@ def _socket(hop: Hop, before: fabric.Connection | None, limits: Limits) -> Any:
         )
     if hop.command and hop.command.lower() != "none":
         return _command_socket(hop.command)
-    sock = socket.create_connection((hop.host, hop.port), timeout=limits.connect)
-    _notice_silence(sock, limits)
+    plain = socket.create_connection((hop.host, hop.port), timeout=limits.connect)
+    _notice_silence(plain, limits)
+    sock = _Socket(fileno=plain.detach())
+    sock.settimeout(limits.connect)
     return sock
 
 
@@ -342,7 +345,18 @@ def _notice_silence(sock: socket.socket, limits: Limits) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-class _CommandSocket(socket.socket):
+class _Socket(socket.socket):
+    """A socket that counts what goes out."""
+
+    sent = 0
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        count = super().send(data, flags)
+        self.sent += count
+        return count
+
+
+class _CommandSocket(_Socket):
     """A socket whose other end is a ProxyCommand's stdin and stdout.
 
     Paramiko's own ProxyCommand spins for ever when the command ends, and cannot be timed out.

@@ -37,28 +37,78 @@ _SCRIPT = (
     'echo "{nonce}none"; for p do v=$("$p" -V 2>&1 </dev/null | head -n 1) || v=; '
     'echo "$p: ${{v:-not there}}"; done; exit 3'
 )
-# Modules live in memory under their names of a bundle, so that relative imports are the same.
+# The first program: it gets the parts of the job, then modules live in memory under their names of
+# a bundle, so that relative imports are the same. It speaks the protocol of `deploy.agent.stream`.
 _BOOT = """\
-import json, sys
+import hashlib, json, os, struct, sys, zlib
 from importlib.machinery import ModuleSpec
-job = json.loads(PAYLOAD)
+
+def stored(sha):
+    path = os.path.join(os.path.expanduser(job["state_dir"]), "blobs", sha)
+    try:
+        with open(path, "rb") as file:
+            return file.read() if job["state_dir"] else b""
+    except OSError:
+        return b""
+
+def read(size):
+    data = sys.stdin.buffer.read(size)
+    if len(data) < size:
+        sys.exit(5)
+    return data
+
+def received():
+    unpack = zlib.decompressobj() if read(1) == b"\\1" else None
+    data = b""
+    while size := struct.unpack(">I", read(4))[0]:
+        data += read(size)
+    return unpack.decompress(data) if unpack else data
+
+def right(sha, data):
+    return hashlib.sha256(data).hexdigest() == sha
+
 class Memory:
-    sources = job.pop("sources")
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name == "agent" or name.startswith("agent.") and name[6:] in cls.sources:
+        if name == "agent" or name.startswith("agent.") and name[6:] in sources:
             return ModuleSpec(name, cls, origin="memory", is_package=name == "agent")
     @staticmethod
     def create_module(spec):
         return None
+    @staticmethod
+    def get_source(name):
+        return sources[name[6:] or "__init__"]
+    @staticmethod
+    def get_data(path):
+        stem = os.path.basename(path)[:-3]
+        if stem not in sources:
+            raise OSError(2, "not in memory", path)
+        return sources[stem].encode()
     @classmethod
     def exec_module(cls, module):
-        name = module.__name__[6:] or "__init__"
-        text = cls.sources.get(name, "")
-        exec(compile(text, "<agent>/" + name + ".py", "exec", 0, True), module.__dict__)
+        name = module.__name__
+        module.__file__ = "<memory>/agent/" + (name[6:] or "__init__") + ".py"
+        exec(compile(cls.get_source(name), module.__file__, "exec", 0, True), module.__dict__)
+
+job = json.loads(PAYLOAD)
+parts = job.pop("parts")
+os.write(1, (job["nonce"] + "\\n").encode())
+for sha in job["needs"]:
+    if sha not in parts and right(sha, found := stored(sha)):
+        parts[sha] = found.decode()
+missing = [sha for sha in job["needs"] if sha not in parts]
+if missing:
+    body = json.dumps(missing).encode()
+    os.write(1, b"N" + struct.pack(">I", len(body)) + body)
+    for sha in missing:
+        data = received()
+        if not right(sha, data):
+            sys.exit(4)
+        parts[sha] = data.decode()
+sources = json.loads(parts[job["agent"]])
 sys.meta_path.insert(0, Memory)
 from agent.stream import serve
-sys.exit(serve(job))
+sys.exit(serve(job, parts))
 """
 
 
@@ -80,9 +130,9 @@ def command(pythons: Sequence[str], size: int, nonce: str, *, sudo: bool = False
     return "exec " + shlex.join(argv)
 
 
-def job(sources: Mapping[str, str], values: Mapping[str, Any]) -> bytes:
-    """Return the packed program: the agent's `sources` (module name -> text) and its job."""
-    payload = json.dumps({**values, "sources": sources}, sort_keys=True)
+def job(values: Mapping[str, Any], parts: Mapping[str, str]) -> bytes:
+    """Return the packed first program: the job's values, and those parts that go along with it."""
+    payload = json.dumps({**values, "parts": parts}, sort_keys=True)
     return zlib.compress(f"PAYLOAD = {payload!r}\n{_BOOT}".encode(), 9)
 
 

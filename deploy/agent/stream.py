@@ -1,0 +1,349 @@
+"""The agent at the far end of a line: job and contents come in on stdin, frames go out on stdout.
+
+It runs from memory; nothing of it is written to the target. `serve` is the face. What is lost is
+noticed here: when the line goes, this process gets a SIGHUP, which aborts a deploy before its
+commit point and lets it finish after it.
+
+Outgoing frames: one letter, four bytes of length (big endian), the body.
+    A  alive          L  a line of progress      N  the contents we need (JSON list of sha256)
+    E  the answer, once      X  a traceback: our bug
+Incoming, after the job: each needed content in the order of the list. It begins with one byte, 1
+when it is packed (zlib), else 0; then frames of four bytes of length and a body; length 0 ends it.
+
+The first needed contents may be parts of the job itself (this program, the plan): the loader asks
+for those that neither came along nor lie in the store.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import select
+import signal
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from .blobs import MemoryBlobs
+from .main import run
+from .store import Aside, Store
+from .words import Exit, Interrupted, Refused, Verb
+
+BEAT = 3.0  # seconds between signs of life
+SILENCE = 60.0  # seconds without a byte of an expected content until the line is given up
+_MOST = 1 << 20  # bytes of one incoming frame
+
+
+class Line:
+    """Our side of the line: frames out from any thread, contents in on the main one."""
+
+    def __init__(self, source: int = 0, sink: int = 1) -> None:
+        self._source, self._sink = source, sink
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+
+    def say(self, kind: bytes, body: bytes = b"") -> None:
+        """Send one frame. That the line is gone is no error here: `watch` notices it."""
+        view = memoryview(kind + struct.pack(">I", len(body)) + body)
+        with self._lock:
+            try:
+                while view:
+                    view = view[os.write(self._sink, view) :]
+            except OSError:
+                pass
+
+    def write(self, text: str) -> int:
+        """Be a text stream for the agent's lines of progress."""
+        for line in text.splitlines():
+            self.say(b"L", line.encode("utf-8", "backslashreplace"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing waits here: a frame goes out when it is made."""
+
+    def take(self, size: int) -> bytes:
+        """Return exactly `size` bytes. Raises Interrupted when the line is gone or silent."""
+        parts, left = [], size
+        while left:
+            if not select.select([self._source], [], [], SILENCE)[0]:
+                raise _lost(f"not a byte came for {SILENCE:g} s")
+            piece = os.read(self._source, left)
+            if not piece:
+                raise _lost("it ended while contents were expected")
+            parts.append(piece)
+            left -= len(piece)
+        return b"".join(parts)
+
+    def watch(self) -> None:
+        """Start the signs of life, and the look-out for the end of the line."""
+        for work in (self._beat, self._look_out):
+            threading.Thread(target=work, daemon=True).start()
+
+    def done(self) -> None:
+        """From here on the end of the line is expected."""
+        self._done.set()
+
+    def _beat(self) -> None:
+        while not self._done.wait(BEAT):
+            self.say(b"A")
+
+    def _look_out(self) -> None:
+        poll = select.poll()
+        poll.register(self._source, select.POLLRDHUP)
+        poll.poll()
+        if not self._done.is_set():
+            os.kill(os.getpid(), signal.SIGHUP)
+
+
+class StreamBlobs:
+    """Contents from the store where it has them, and over the line where not.
+
+    `prepare` asks for all that are missing at once, so they cost one round trip. They come in that
+    order, and each is set aside, for it is read more than once: in the store, or where that cannot
+    be written in a file without a name.
+    """
+
+    def __init__(self, line: Line, store: Store) -> None:
+        self._line, self._store = line, store
+        self._stored: set[str] = set()
+        self._coming: list[str] = []
+        self._aside: dict[str, Aside] = {}
+        self.received = 0  # bytes of contents, unpacked
+
+    def has(self, sha256: str) -> bool:  # noqa: ARG002
+        """The operator has every content of the plan."""
+        return True
+
+    def prepare(self, wanted: Sequence[str]) -> None:
+        """Get ready to hand out these contents, in this order."""
+        for sha in dict.fromkeys(wanted):
+            if sha in self._stored or sha in self._aside or sha in self._coming:
+                continue
+            if self._store.whole(sha):
+                self._stored.add(sha)
+                self._store.touch(sha)
+            else:
+                self._coming.append(sha)
+        if self._coming:
+            self._line.say(b"N", json.dumps(self._coming).encode())
+
+    def chunks(self, sha256: str) -> Iterator[bytes]:
+        """Yield the bytes that are said to have this digest."""
+        if not (sha256 in self._stored or sha256 in self._aside or sha256 in self._coming):
+            self.prepare([sha256])
+        while sha256 in self._coming:
+            self._take_next()
+        if sha256 in self._aside:
+            return self._aside[sha256].chunks()
+        return self._store.chunks(sha256)
+
+    def _take_next(self) -> None:
+        """Set the next content aside; what it really is, its reader finds out."""
+        sha256 = self._coming.pop(0)
+        aside = self._aside[sha256] = self._store.aside(sha256)
+        whole = False
+        try:
+            for chunk in self._frames():
+                self.received += len(chunk)
+                aside.write(chunk)
+            whole = True
+        except OSError as err:
+            raise Refused(
+                "the target has no room to set contents aside",
+                why=f"{err.strerror}, in /tmp and /var/tmp as well as in state_dir",
+                fix="make room there; nothing was changed",
+            ) from err
+        finally:
+            aside.end(whole=whole)
+
+    def _frames(self) -> Iterator[bytes]:
+        unpack = zlib.decompressobj() if self._line.take(1) == b"\1" else None
+        while size := struct.unpack(">I", self._line.take(4))[0]:
+            if size > _MOST:
+                raise _lost(f"a frame of {size} bytes was announced")
+            body = self._line.take(size)
+            yield unpack.decompress(body) if unpack else body
+        if unpack and (rest := unpack.flush()):
+            yield rest
+
+
+def serve(job: Mapping[str, Any], parts: Mapping[str, str]) -> int:
+    """Do what the job asks and answer it; return 0, since the answer says how it ended.
+
+    job: requests (each as `main.run` takes it, but for the plan; the second one runs in a process
+    of its own, only if the first went well), plan (sha256 of the part that holds it), alias,
+    state_dir, if_needed (first verify, and do nothing where all is well). `parts` are texts by
+    sha256, checked by the loader.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a server under nohup would have us ignore it
+    line = Line()
+    try:
+        _answer(job, parts, line)
+    except Exception:  # noqa: BLE001  it is passed on whole, to where a person sees it
+        import traceback
+
+        line.say(b"X", traceback.format_exc().encode("utf-8", "backslashreplace"))
+    return 0
+
+
+def _answer(job: Mapping[str, Any], parts: Mapping[str, str], line: Line) -> None:
+    store = Store(job["state_dir"])
+    plan = json.loads(parts[job["plan"]])
+    requests = [{**request, "plan": plan} for request in job["requests"]]
+    # Made before anything is changed, and before there are threads: the process that verifies is
+    # not the one that applied, and has none of its memory.
+    later = [Later(request) for request in requests[1:]]
+    line.watch()
+    said = _in_turn(requests[0], later, StreamBlobs(line, store), line, job)
+    line.done()
+    stored = _keep_parts(store, parts)
+    store.prune({*stored, *_contents(plan)})
+    _remember(store, job, requests[0], said)
+    answer = {"evidence": said, "stored": stored, "store": store.trouble or "kept"}
+    line.say(b"E", json.dumps(answer).encode())
+
+
+def _in_turn(
+    first: Mapping[str, Any],
+    later: Sequence[Later],
+    blobs: StreamBlobs,
+    line: Line,
+    job: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    if job["if_needed"]:
+        found = _call({**first, "verb": Verb.VERIFY.value}, MemoryBlobs(), io.StringIO())
+        if found["exit"] == Exit.OK:
+            line.write("nothing to do: all is as planned")
+            return [found]
+    said = [_call(first, blobs, line)]
+    said[0]["incidental"]["received"] = blobs.received
+    for one in later:
+        if said[-1]["exit"] != Exit.OK:
+            one.leave()
+            continue
+        line.write(f"{one.verb}, in a process of its own")
+        said.append(one.finish(line))
+    return said
+
+
+def _call(request: Mapping[str, Any], blobs: Any, err: Any) -> dict[str, Any]:
+    out = io.StringIO()
+    run(request, blobs, out, err)
+    found: dict[str, Any] = json.loads(out.getvalue())
+    return found
+
+
+class Later:
+    """A call that waits in a process of its own until it is its turn."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self.verb = str(request["verb"])
+        go, self._go = os.pipe()
+        self._said, say = os.pipe()
+        self._pid = os.fork()
+        if self._pid:
+            os.close(go)
+            os.close(say)
+            return
+        code = 1
+        try:
+            # The line is the parent's: held open here, it would outlive it.
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1):
+                os.dup2(nowhere, fd)
+            os.close(self._go)
+            os.close(self._said)
+            if os.read(go, 1):
+                with open(say, "w", encoding="utf-8", errors="backslashreplace") as voice:
+                    voice.write(json.dumps(_call(request, MemoryBlobs(), _Lines(voice))) + "\n")
+            code = 0
+        finally:
+            os._exit(code)
+
+    def finish(self, line: Line) -> dict[str, Any]:
+        """Let it do its work, pass its progress on, and return its evidence."""
+        os.write(self._go, b"!")
+        found = {}
+        with open(self._said, encoding="utf-8") as voice:
+            for text in voice:
+                said = json.loads(text)
+                if isinstance(said, str):
+                    line.write(said)
+                else:
+                    found = said
+        self.leave()
+        if not found:
+            raise RuntimeError(f"the process that had to {self.verb} ended without an answer")
+        return found
+
+    def leave(self) -> None:
+        os.close(self._go)
+        os.waitpid(self._pid, 0)
+
+
+class _Lines:
+    """A text stream that makes each line a JSON text of its own."""
+
+    def __init__(self, voice: IO[str]) -> None:
+        self._voice = voice
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines():
+            self._voice.write(json.dumps(line) + "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        self._voice.flush()
+
+
+def _keep_parts(store: Store, parts: Mapping[str, str]) -> list[str]:
+    """Keep the job's parts, so that they need not be sent again; return those that are kept."""
+    if store.trouble:
+        return []
+    for sha256, text in parts.items():
+        if store.whole(sha256):
+            store.touch(sha256)
+            continue
+        aside = store.aside(sha256)
+        aside.write(text.encode())
+        aside.end(whole=True)
+        aside.close()
+    return sorted(sha256 for sha256 in parts if store.whole(sha256))
+
+
+def _contents(plan: Mapping[str, Any]) -> set[str]:
+    return {entry["want"]["sha256"] for entry in plan["files"] if "sha256" in entry["want"]}
+
+
+def _remember(
+    store: Store, job: Mapping[str, Any], request: Mapping[str, Any], said: list[dict[str, Any]]
+) -> None:
+    """Say of a bare site what was deployed to it before its rebuild; note what is there now."""
+    plan = request["plan"]
+    key = json.dumps([job["alias"], request.get("root"), request.get("site") or plan["site"]])
+    known = store.recall(key)
+    for found in said:
+        if known and found["met"] == "first contact":
+            found["met"] = "rebuilt since"
+            found["before"] = {"plan": known.get("plan", "")}
+            found["incidental"]["before"] = known
+    first = said[0]
+    if first["exit"] != Exit.OK:
+        return
+    if first["verb"] == Verb.DEPLOY.value:
+        keys = ("host", "time")
+        when = {name: str(first["incidental"].get(name, "")) for name in keys}
+        store.remember(key, {"plan": first["plan"], "name": first["name"], **when})
+    elif first["verb"] == Verb.RESTORE.value:
+        store.remember(key, None)
+
+
+def _lost(why: str) -> Interrupted:
+    return Interrupted(
+        "the line to the operator was lost",
+        why=why,
+        fix="run the same command again: it says first what had become of this one",
+    )
