@@ -108,7 +108,7 @@ class Engine:
         words = tuple(argv)
         with self._temporary(image, words, open_stdin=True) as container:
             ways = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-            with contextlib.closing(self._client.attach_socket(container, ways)) as socket:
+            with _closing(self._client.attach_socket(container, ways)) as socket:
                 try:
                     self._client.start(container)
                 except docker.errors.APIError as err:
@@ -132,7 +132,7 @@ class Engine:
         made = self._client.exec_create(
             container, words, stdin=True, user="0", environment=dict(environment or {})
         )
-        with contextlib.closing(self._client.exec_start(made["Id"], socket=True)) as socket:
+        with _closing(self._client.exec_start(made["Id"], socket=True)) as socket:
             try:
                 out, said = _converse(socket, stdin, show)
             except KeyboardInterrupt:
@@ -315,6 +315,19 @@ def _seen(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Seen:
     while piece := content.read(_SLICE):
         digest.update(piece)
     return replace(found, kind="file", size=member.size, sha256=digest.hexdigest())
+
+
+@contextlib.contextmanager
+def _closing(stream: Any) -> Iterator[Any]:
+    """Close all three parts of the SDK's stream; its own `close` leaves the socket open."""
+    socket = stream._sock  # noqa: SLF001 - the SDK gives no other way
+    try:
+        yield stream
+    finally:
+        if response := getattr(stream, "_response", None):
+            response.close()
+        stream.close()
+        socket.close()
 
 
 def _converse(socket: Any, stdin: Iterable[bytes], show: IO[bytes] | None) -> tuple[bytes, bytes]:

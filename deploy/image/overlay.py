@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -68,6 +68,7 @@ def entries(contents: Contents, files: Files) -> tuple[list[Entry], dict[str, Ow
         *_bytecode(contents, files),
         *_extras(contents.extras, files),
     ]
+    found += _launch_dir(contents.plan, files, {entry.path for entry in found})
     return found, dict(_folders(found, files))
 
 
@@ -120,6 +121,14 @@ def _stale(module: str, files: Files) -> Iterator[str]:
     legacy = f"{folder}/{stem}.pyc"  # importable without its source
     if files.look(legacy).kind != "absent":
         yield legacy
+
+
+def _launch_dir(plan: Plan, files: Files, paths: Collection[str]) -> Iterator[Entry]:
+    """The folder that the service starts in, where neither the base nor a file of ours makes it."""
+    path = resolve(files, plan.launch_dir or "/").lstrip("/")
+    made = any(other.startswith(path + "/") for other in paths)
+    if path and not made and files.look("/" + path).kind == "absent":
+        yield Entry(path=path, kind=Kind.FOLDER, mode=0o755)
 
 
 def _extras(extras: Iterable[Extra], files: Files) -> Iterator[Entry]:

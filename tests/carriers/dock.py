@@ -20,7 +20,7 @@ from deploy.bundle import Bundle
 from deploy.carriers.engine import Engine
 from deploy.image.archive import Image, Reference, archive_size, stream
 from deploy.image.config import Added, Base, config_document
-from deploy.image.layer import Entry, Owner, write_layer
+from deploy.image.layer import Entry, Kind, Owner, write_layer
 
 DEBIAN = "dcu-test/base:1"
 SITE = "/usr/local/lib/python3.11/dist-packages"
@@ -53,9 +53,7 @@ EDITS: dict[str, bytes | None] = {
 def state(data: bytes | None, mode: str = "0644") -> State:
     if data is None:
         return ABSENT
-    return State(
-        type="file", mode=mode, sha256=hashlib.sha256(data).hexdigest(), size=len(data)
-    )
+    return State(type="file", mode=mode, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
 
 def plan(edits: Mapping[str, bytes | None] = EDITS, **options: Any) -> Plan:
@@ -80,11 +78,10 @@ def plan(edits: Mapping[str, bytes | None] = EDITS, **options: Any) -> Plan:
     return Plan(**{**values, **options})
 
 
-def bundle(
-    folder: Path, edits: Mapping[str, bytes | None] = EDITS, **options: Any
-) -> Bundle:
+def bundle(folder: Path, edits: Mapping[str, bytes | None] = EDITS, **options: Any) -> Bundle:
     wanted = plan(edits, **options)
-    contents = {hashlib.sha256(data).hexdigest(): data for data in edits.values() if data is not None}
+    held = [data for data in edits.values() if data is not None]
+    contents = {hashlib.sha256(data).hexdigest(): data for data in held}
 
     def fill(asked: Iterator[tuple[str, bundles.Sink]]) -> None:
         for sha, sink in asked:
@@ -107,6 +104,8 @@ def base_image(
     below = Base.from_inspect(engine.inspect(on) or {}) if on else Base(diff_ids=())
     below = dataclasses.replace(below, config={**below.config, **(config or {})})
     reference = Reference(f"dcu-test/vendor-{secrets.token_hex(4)}", "1")
+    # The folder that the service starts in: a person made it, not the vendor.
+    entries = (*entries, Entry(path="root/submission", kind=Kind.FOLDER, mode=0o755))
     files = [Entry(path=f"{site}/{path}".lstrip("/"), data=data) for path, data in tree.items()]
     folders = {"root": Owner(0o700), "tmp": Owner(0o1777)}
     with tempfile.NamedTemporaryFile(suffix=".tar") as file:
