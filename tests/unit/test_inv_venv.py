@@ -355,3 +355,21 @@ def test_a_fresh_clone_installs_the_whole_lock_and_lists_its_tasks(
     asked = "import sys; print('%d.%d' % sys.version_info[:2])"
     found = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == version
+
+
+@pytest.mark.timeout(600)
+def test_an_editable_install_brings_a_plain_inv(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", HERE.top, clone], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=120)
+    python = tmp_path / "venv/bin/python"
+    pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, "-e", clone], check=True, timeout=400)
+
+    inside = subprocess.run(
+        [tmp_path / "venv/bin/inv", "--list"],
+        cwd=clone / "docs", capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+    assert inside.returncode == 0, inside.stderr
+    assert "bench-self" in inside.stdout

@@ -85,11 +85,8 @@ def test_import_docker_from_the_top_gives_the_sdk() -> None:
 
 
 def test_every_package_below_deploy_is_listed_for_installation() -> None:
-    there = {
-        ".".join(path.parent.relative_to(HERE.top).parts)
-        for path in _tracked()
-        if path.name == "__init__.py" and path.is_relative_to(HERE.top / "deploy")
-    }
+    packages = {path.parent for path in (HERE.top / "deploy").rglob("__init__.py")}
+    there = {".".join(folder.relative_to(HERE.top).parts) for folder in packages}
 
     assert there == set(_project()["tool"]["setuptools"]["packages"])
 
