@@ -146,7 +146,11 @@ def test_no_host_is_named_but_those_of_documentation() -> None:
 
 
 def test_the_search_for_hosts_finds_them() -> None:
-    text = "see https://u:p@some.host.io/x, reg.acme" + ".cn/image and 127.0.0.1, http://a.invalid"
+    text = (
+        "see https://u:p@"
+        + "some.host.io/x, reg.acme"
+        + ".cn/image and 127.0.0.1, http://a.invalid"
+    )
 
     assert _hosts(text) == {"some.host.io", "reg.acme" + ".cn"}
 
