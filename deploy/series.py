@@ -227,7 +227,8 @@ class _Parser:
                 try:
                     text = str(json.loads(text))
                 except ValueError as err:
-                    raise _Fault(found.start() + 1, f"not a JSON string: {err}") from err
+                    message = "a quoted word must be a JSON string on one line"
+                    raise _Fault(found.start() + 1, message) from err
             words.append(_Word(text, found.start() + 1))
         return _Words(words, len(line) + 1)
 
