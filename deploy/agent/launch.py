@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import machine
@@ -21,6 +21,7 @@ RUNS = "runs"
 CURRENT = "runs/current"
 RECORD = "run.json"
 LOG = "serve.log"
+_COMMAND = ("vllm", "serve")
 _FOUND = frozenset({"pid", "start_ticks", "boot_id", "plan", "argv", "started"})
 
 
@@ -54,6 +55,27 @@ class Launch:
             served_name=str(raw.get("served_name", "")),
             files={str(k): _file(v) for k, v in dict(raw.get("files", {})).items()},
         )
+
+    @classmethod
+    def of_manifest(cls, meaning: Mapping[str, Any]) -> Launch:
+        """Build it from a manifest's meaning, as the inputs of a bundle hold it."""
+        launch, model = dict(meaning.get("launch") or {}), dict(meaning.get("model") or {})
+        if not launch:
+            return cls()
+        served = (model["path"], "--served-model-name", model["served_name"]) if model else ()
+        argv = (*launch.get("command", _COMMAND), *served, "--port", str(launch["port"]))
+        return cls.parse({
+            **launch,
+            "argv": (*argv, *launch.get("serve", ())),
+            "env": {name: row["value"] for name, row in dict(launch.get("env", {})).items()},
+            "model": model.get("path", ""),
+            "served_name": model.get("served_name", ""),
+            "files": model.get("files", {}),
+        })  # fmt: skip
+
+    def at(self, *, folder: str, model: str, port: int) -> Launch:
+        """The same launch where it is on this machine: below a root, or on another port."""
+        return replace(self, dir=folder, model=model, port=port)
 
     def to_json(self) -> dict[str, Any]:
         return {

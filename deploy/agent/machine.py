@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -89,7 +90,11 @@ class Snapshot:
     port: int = 0
     seen: int = 0
     hidden: int = 0  # processes whose descriptors this user may not list
+    booted: float = 0.0  # seconds since the epoch
     parents: Mapping[int, int] = field(default_factory=dict)
+
+    def _started(self, process: Process) -> str:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.booted + process.start / TICKS))
 
     def of(self, *roles: Role) -> tuple[Process, ...]:
         return tuple(process for process in self.processes if process.role in roles)
@@ -110,7 +115,10 @@ class Snapshot:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "processes": [process.to_json() for process in self.processes],
+            "processes": [
+                {**process.to_json(), "started": self._started(process)}
+                for process in self.processes
+            ],
             "listeners": [listener.to_json() for listener in self.listeners],
             "port": self.port,
             "seen": self.seen,
@@ -139,6 +147,7 @@ def snapshot(port: int = 0, *, also: Iterable[int] = ()) -> Snapshot:
         port=port,
         seen=len(found),
         hidden=sum(process.sockets is None for process in others),
+        booted=time.time() - uptime(),
         parents=parents,
     )
 

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from .blobs import Blobs, ZipBlobs
@@ -40,7 +40,8 @@ class Request:
     Keys: verb, plan (plan/1, or none for restore/status/facts), inputs (digest), root; overrides of
     the plan for this host: site, python, env_script, launch_dir; env (added to the service's
     environment); wait (seconds), operator, force_running, recompile, timeout (seconds a child),
-    line (descriptor whose end aborts before the commit point), agent (sha256 of these sources).
+    line (descriptor whose end aborts before the commit point), agent (sha256 of these sources),
+    options (settings of single verbs), manifest (its meaning, from the bundle's inputs).
     """
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
@@ -59,6 +60,8 @@ class Request:
         self.recompile = bool(raw.get("recompile"))
         self.timeout = float(raw.get("timeout", 120))
         self.line: int | None = raw.get("line")
+        self.options: dict[str, Any] = dict(raw.get("options") or {})
+        self.manifest: dict[str, Any] = dict(raw.get("manifest") or {})
 
     def _place(self, raw: Mapping[str, Any], key: str) -> str:
         return str(raw.get(key) or (getattr(self.plan, key) if self.plan else "") or "")
@@ -77,7 +80,7 @@ class Call:
         self.probe: Probe | None = None
 
     def say(self, line: str) -> None:
-        print(printable(line), file=self._err, flush=True)
+        _tell(self._err, printable(line))
 
     def writer(self) -> TreeWriter:
         assert isinstance(self.tree, TreeWriter)
@@ -157,17 +160,23 @@ def run(raw: Mapping[str, Any], blobs: Blobs, out: IO[str], err: IO[str]) -> int
         evidence = call.evidence if call else _blank_raw(raw)
         evidence["error"] = error.to_json()
         evidence["outcome"] = _OUTCOMES.get(code, "failed")
-        print(error, file=err, flush=True)
+        _tell(err, str(error))
     finally:
         if call and call.probe:
             call.probe.cancel()
     evidence["exit"] = int(code)
     evidence["agent"] = str(raw.get("agent", ""))
     evidence["incidental"].update(_incidental(call))
-    json.dump(evidence, out, sort_keys=True, ensure_ascii=True)
-    out.write("\n")
-    out.flush()
+    _tell(out, json.dumps(evidence, sort_keys=True, ensure_ascii=True))
     return int(code)
+
+
+def _tell(stream: IO[str], text: str) -> None:
+    # A reader who is gone must not stop a deploy that has passed its commit point.
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        pass
 
 
 def _blank(request: Request) -> dict[str, Any]:
@@ -517,6 +526,23 @@ def _status(call: Call) -> None:
     call.evidence["outcome"] = "answered"
 
 
+def _service(name: str) -> Callable[[Call], None]:
+    """A verb about the service; its modules are loaded by those who ask for it only."""
+
+    def verb(call: Call) -> None:
+        from . import serve
+
+        getattr(serve, name)(call)
+
+    return verb
+
+
+def _doctor(call: Call) -> None:
+    from .doctor import examine
+
+    examine(call)
+
+
 _VERBS = {
     Verb.FACTS: _facts,
     Verb.CHECK: _check,
@@ -524,10 +550,16 @@ _VERBS = {
     Verb.VERIFY: _verify,
     Verb.RESTORE: _restore,
     Verb.STATUS: _status,
+    Verb.SERVICE: _service("look"),
+    Verb.START: _service("start"),
+    Verb.RECORD: _service("note"),
+    Verb.STOP: _service("stop"),
+    Verb.DOCTOR: _doctor,
 }
 
 USAGE = """\
 usage: python3 BUNDLE check|deploy|verify|restore|facts|status [options]
+       python3 BUNDLE service|start|stop|record|doctor [options]
 
   --root DIR         the target's file system (default: /)
   --site DIR         overrides of the plan, as seen from that root
@@ -539,10 +571,27 @@ usage: python3 BUNDLE check|deploy|verify|restore|facts|status [options]
   --force-running    change files although a process runs from them
   --recompile        verify by compiling everything afresh
   --timeout SECONDS  for every child process (default: 120)
+
+  --expect clean     (service) anything left of a server is a fault; or running
+  --full             (service) hash the model's shards too
+  --port PORT        (service) another port than the locked one
+  --ready SECONDS    (start) wait so long for the first generation; 0: do not wait
+  --grace SECONDS    (stop) wait so long before ending what does not end by itself
+  --pid PID          (record) the server that was just started
+  --run DIR          (record) the folder of this start
+  --options JSON     all of these at once
 """
 _FLAGS = {"--force-running", "--recompile"}
 _TEXTS = {"--root", "--site", "--python", "--env-script", "--launch-dir", "--operator"}
 _NUMBERS = {"--wait", "--timeout"}
+_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "--expect": str,
+    "--port": int,
+    "--ready": float,
+    "--grace": float,
+    "--pid": int,
+    "--run": str,
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -561,7 +610,9 @@ def main(argv: list[str] | None = None) -> int:
         blobs = ZipBlobs(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         request["plan"] = json.loads(b"".join(blobs.entry("plan.json")))
         if "inputs.json" in blobs.names():
-            request["inputs"] = digest(json.loads(b"".join(blobs.entry("inputs.json"))))
+            inputs = json.loads(b"".join(blobs.entry("inputs.json")))
+            request["inputs"] = digest(inputs)
+            request["manifest"] = inputs.get("manifest")
         request["agent"] = _agent_digest(blobs)
     except BundleError as error:
         print(error, file=sys.stderr)
@@ -573,6 +624,7 @@ def _parse(argv: list[str]) -> dict[str, Any]:
     if argv[0] not in [verb.value for verb in Verb]:
         raise ValueError(f"unknown verb {argv[0]!r}")
     request: dict[str, Any] = {"verb": argv[0]}
+    options: dict[str, Any] = {}
     rest = argv[1:]
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
@@ -580,11 +632,19 @@ def _parse(argv: list[str]) -> dict[str, Any]:
         if flag in _FLAGS and not equals:
             request[key] = True
             continue
-        if flag not in _TEXTS | _NUMBERS:
+        if flag == "--full" and not equals:
+            options[key] = True
+            continue
+        if flag not in {*_TEXTS, *_NUMBERS, *_OPTIONS, "--options"}:
             raise ValueError(f"unknown option {flag!r}")
         if not equals:
             if not rest:
                 raise ValueError(f"{flag} needs a value")
             value = rest.pop(0)
-        request[key] = float(value) if flag in _NUMBERS else value
-    return request
+        if flag == "--options":
+            options.update(json.loads(value))
+        elif flag in _OPTIONS:
+            options[key] = _OPTIONS[flag](value)
+        else:
+            request[key] = float(value) if flag in _NUMBERS else value
+    return {**request, "options": options}

@@ -66,6 +66,8 @@ def identities(paths: Iterable[str]) -> dict[str, tuple[str, int]]:
     try:
         for path in paths:
             with open(path, "rb") as file:
+                if not os.fstat(file.fileno()).st_size:
+                    continue  # an empty file cannot be mapped, and nobody runs it
                 held.append(mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ))
                 shown[os.path.realpath(path)] = path
         seen = {m.path: (m.device, m.inode) for m in parse(text("/proc/self/maps"))}

@@ -37,6 +37,11 @@ class Verb(str, Enum):
     VERIFY = "verify"
     RESTORE = "restore"
     STATUS = "status"
+    SERVICE = "service"
+    START = "start"
+    RECORD = "record"
+    STOP = "stop"
+    DOCTOR = "doctor"
 
     @property
     def writes(self) -> bool:

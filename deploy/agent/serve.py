@@ -1,0 +1,302 @@
+"""The verbs about the service: look, start, record, stop. Which bytes it runs is the plan's affair.
+
+Starting is the rendered script's work, so that a person with nothing but a web terminal starts the
+service the same way; this module runs that script and watches. Stopping goes by the recorded pid
+and start, never by a name.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import faults, health, machine, service
+from .faults import Fault
+from .launch import Launch, Run, read_run, record
+from .receipt import RECEIPT, read_receipt
+from .words import Exit, Refused, Unfit, printable
+
+if TYPE_CHECKING:
+    from .main import Call
+
+START_SCRIPT = "start_vllm.sh"
+_SCRIPT_TIME = (
+    300.0  # seconds that the script may take; it returns as soon as the server is started
+)
+_GRACE = 60.0  # seconds between asking to end and ending
+
+Say = Callable[[str], None]
+
+
+def look(call: Call) -> None:
+    """Verb `service`: say what is there; `expect` clean or running decides what is a fault."""
+    options = call.request.options
+    expect = str(options.get("expect") or "")
+    wanted = wanted_of(call)
+    seen = service.observe(
+        wanted,
+        ask=expect != "clean" and bool(options.get("ask", True)),
+        full=bool(options.get("full")),
+        timeout=float(options.get("patience") or 60),
+    )
+    _answer(call, seen, _judged(wanted, seen, expect, asked=bool(options.get("ask", True))))
+
+
+def start(call: Call) -> None:
+    """Verb `start`: run the rendered script, then wait until one generation has been made.
+
+    Raises:
+        Refused: something of an older service is there; nothing was started.
+        Unfit: there is no script.
+    """
+    wanted = wanted_of(call)
+    seen = service.observe(wanted, ask=False)
+    found = faults.before_start(seen)
+    if faults.failed(found):
+        call.evidence["service"] = _document(seen, found)
+        raise Refused(
+            "the service was not started",
+            why="the process state is not clean:" + _lines(found),
+            fix="stop what is left (`inv serve.stop`, or by hand what is not ours) and start again",
+        )
+    run = _run_script(wanted, call.say)
+    ready = float(call.request.options.get("ready") or wanted.launch.ready)
+    if ready > 0:
+        _await(run, wanted, ready, call.say)
+    seen = service.observe(wanted)
+    _answer(call, seen, _judged(wanted, seen, "running", asked=ready > 0))
+
+
+def note(call: Call) -> None:
+    """Verb `record`: write the run record of a process that the script has just started."""
+    options = call.request.options
+    wanted = wanted_of(call)
+    pid, folder = int(options.get("pid") or 0), str(options.get("run") or "")
+    begun = machine.start_of(pid) if pid else 0
+    if not begun or not os.path.isdir(folder):
+        raise Unfit(
+            "there is nothing to record",
+            why=f"no process {pid}" if not begun else f"no folder {printable(folder)}",
+            fix="read the log beside it; the server may have ended at once",
+        )
+    receipt = read_receipt(call.tree)
+    run = Run(
+        folder=os.path.abspath(folder),
+        pid=pid,
+        start=begun,
+        boot=machine.boot_id(),
+        plan=receipt.plan or call.plan.digest,
+        argv=wanted.launch.argv,
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        port=wanted.launch.port,
+        receipt=receipt.serial,
+    )
+    record(run)
+    call.evidence["service"] = {"schema": service.SCHEMA, "run": run.to_json()}
+    call.evidence["outcome"] = "recorded"
+
+
+def stop(call: Call) -> None:
+    """Verb `stop`: end the recorded service and all that belongs to it, and prove that it is gone.
+
+    Raises:
+        Refused: a server runs that was not recorded; it was not touched.
+    """
+    wanted = wanted_of(call)
+    run = read_run(wanted.launch.dir)
+    ended = end(run, call.say, float(call.request.options.get("grace") or _GRACE)) if run else []
+    seen = service.observe(wanted, ask=False, cards=False)
+    left = [f for f in faults.before_start(seen) if not f.warning]
+    call.evidence["service"] = {**_document(seen, left), "ended": ended}
+    if left:
+        raise Refused(
+            "something still runs that is not the recorded service",
+            why="it was not touched:" + _lines(left),
+            fix="end it by hand, by its pid, if it is yours",
+        )
+    call.evidence["outcome"] = "stopped" if ended else "nothing to do"
+
+
+def end(run: Run, say: Say, grace: float = _GRACE) -> list[dict[str, Any]]:
+    """End one recorded run: its server first, which ends its engine; who stays is ended last.
+
+    Each process is named by pid and start before it is signalled, so a pid that was given to
+    somebody else meanwhile is left alone.
+    """
+    if run.boot != machine.boot_id():
+        return []
+    family = _family(run)
+    if not family:
+        return []
+    first = [p for p in family if p.pid == run.pid] or family
+    for process in first:
+        say(f"asking pid {process.pid} ({process.role.value}) to end")
+        _signal(process, signal.SIGTERM)
+    gone = _wait_gone(run, grace)
+    killed = [] if gone else _family(run)
+    for process in killed:
+        say(f"ending pid {process.pid} ({process.role.value}), which did not end by itself")
+        _signal(process, signal.SIGKILL)
+    _wait_gone(run, 10.0)
+    forced = {process.identity for process in killed}
+    return [
+        {"pid": p.pid, "role": p.role.value, "how": "killed" if p.identity in forced else "ended"}
+        for p in family
+    ]
+
+
+def wanted_of(call: Call) -> service.Wanted:
+    """Hold the request, the plan and the site's receipt together; paths are this machine's."""
+    request, tree = call.request, call.tree
+    asked = request.options.get("launch")
+    launch = Launch.parse(asked) if asked else Launch.of_manifest(request.manifest)
+    receipt = read_receipt(tree)
+    try:
+        deployed = os.stat(os.path.join(tree.from_root(request.site), RECEIPT)).st_mtime
+    except OSError:
+        deployed = 0.0
+    folder = request.launch_dir or launch.dir
+    return service.Wanted(
+        launch=launch.at(
+            folder=tree.from_root(folder) if folder else "",
+            model=tree.from_root(launch.model) if launch.model else "",
+            port=int(request.options.get("port") or launch.port),
+        ),
+        site=tree.from_root(request.site),
+        package=call.plan.package,
+        plan=call.plan.digest,
+        libraries={
+            entry.path: entry.want.sha256
+            for entry in call.plan.files
+            if entry.role == "extension" and not entry.want.absent
+        },
+        receipt=receipt.serial,
+        deployed=deployed,
+    )
+
+
+def _judged(
+    wanted: service.Wanted, seen: Mapping[str, Any], expect: str, *, asked: bool
+) -> tuple[Fault, ...]:
+    if expect == "clean":
+        return faults.before_start(seen)
+    if expect != "running" and seen["server"] is None:
+        return faults.before_start(seen)
+    return faults.after_start(
+        seen, wanted.launch, plan=wanted.plan, receipt=wanted.receipt, asked=asked
+    )
+
+
+def _answer(call: Call, seen: Mapping[str, Any], found: tuple[Fault, ...]) -> None:
+    call.evidence["service"] = _document(seen, found)
+    for fault in found:
+        call.say(f"{'warning' if fault.warning else 'fault'}: {fault.text}")
+    failed = faults.failed(found)
+    call.evidence["outcome"] = "differs" if failed else "running" if seen["server"] else "clean"
+    call.exit = Exit.DIFFERS if failed else Exit.OK
+
+
+def _document(seen: Mapping[str, Any], found: Any) -> dict[str, Any]:
+    return {**seen, "faults": [fault.to_json() for fault in found]}
+
+
+def _lines(found: Any) -> str:
+    return "".join(f"\n    {fault.text}" for fault in found if not fault.warning)
+
+
+def _run_script(wanted: service.Wanted, say: Say) -> Run:
+    """Run the start script in a session of its own; return the record that it wrote."""
+    folder = wanted.launch.dir
+    script = os.path.join(folder, START_SCRIPT)
+    if not os.path.isfile(script):
+        raise Unfit(
+            f"there is no {START_SCRIPT}",
+            why=f"{printable(script)} is not there",
+            fix="render it (`inv render`) and bring it to launch.dir",
+        )
+    before = read_run(folder)
+    say(f"running {printable(script)}")
+    # A terminal that drops must not end what is started here: no terminal, no group of ours.
+    with open(os.path.join(folder, ".start.out"), "w+b") as output:
+        done = subprocess.run(
+            ("/bin/sh", script),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            timeout=_SCRIPT_TIME,
+            check=False,
+        )
+        output.seek(0)
+        said = output.read(1 << 16).decode("utf-8", "replace").strip()
+    run = read_run(folder)
+    if done.returncode or run is None or run == before:
+        raise Refused(
+            f"{START_SCRIPT} started nothing",
+            why=f"exit {done.returncode}: {printable(said[-2000:]) or 'it said nothing'}",
+            fix="run it by hand in launch.dir and read what it says",
+        )
+    return run
+
+
+def _await(run: Run, wanted: service.Wanted, seconds: float, say: Say) -> None:
+    """Wait until the server has generated, has ended, or the time is over; the caller judges."""
+    say(f"pid {run.pid} is started; waiting up to {seconds:g} s for its first generation")
+    launch = wanted.launch
+    answers = health.wait(launch.port, launch.served_name, seconds, lambda: _running(run))
+    last = answers[-1]
+    say(f"{last.probe}: {last.error or 'passed'}")
+
+
+def _running(run: Run) -> bool:
+    process = next((p for p in _family(run) if p.pid == run.pid), None)
+    return process is not None and not process.zombie
+
+
+def _family(run: Run) -> tuple[machine.Process, ...]:
+    """The run's processes that are alive: itself, its descendants, its session's members.
+
+    The session carries the server's pid and outlives it, which is how an engine is known that lost
+    its server. Nothing older than the run is of the run.
+    """
+    seen = machine.snapshot(also=(run.pid,))
+    return tuple(
+        process
+        for process in seen.family(run.pid)
+        if process.start >= run.start
+        and not process.zombie
+        and (process.pid != run.pid or process.start == run.start)
+    )
+
+
+def _wait_gone(run: Run, seconds: float) -> bool:
+    limit = time.monotonic() + seconds
+    while _family(run):
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _signal(process: machine.Process, number: int) -> None:
+    """Signal exactly this process; a pid that names another one by now is left alone."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # a kernel before 5.3
+        if machine.start_of(process.pid) == process.start:
+            os.kill(process.pid, number)
+        return
+    try:
+        if machine.start_of(process.pid) == process.start:
+            signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(handle)

@@ -1,0 +1,255 @@
+"""Look at the service of this machine and say what is there, as the document service/1.
+
+`observe` is this module's face. It reads, asks the server and judges nothing; what speaks against
+the state it saw is said by `faults`. Values that may be secrets leave this module only as "hidden".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import device, health, log, machine, maps, ports
+from .launch import Launch, Run, read_run, words
+from .roles import Role
+
+SCHEMA = "service/1"
+# Names that decide what code runs, or where compiled code comes from; beside VLLM_* and proxies.
+_CACHES = frozenset({
+    "AITER_JIT_DIR",
+    "AMD_COMGR_CACHE_DIR",
+    "HF_MODULES_CACHE",
+    "MIOPEN_CUSTOM_CACHE_DIR",
+    "MIOPEN_USER_DB_PATH",
+    "PYTHONPYCACHEPREFIX",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "XDG_CACHE_HOME",
+})  # fmt: skip
+_PROXY = re.compile(r"^(https?|all|ftp)_proxy$", re.IGNORECASE)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|proxy", re.IGNORECASE)
+_SMALL = 16 << 20  # model files up to this size are hashed at every look, larger ones on request
+_TAIL = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a service is held against: the plan and the launch of the lock, as seen from here.
+
+    `site`, `launch.dir` and `launch.model` are paths of this machine; `libraries` is path below the
+    site -> sha256 of each planned extension; `receipt` is the serial and time of the last deploy.
+    """
+
+    launch: Launch
+    site: str
+    package: str
+    plan: str = ""
+    libraries: Mapping[str, str] | None = None
+    receipt: int = 0
+    deployed: float = 0.0  # seconds since the epoch
+
+
+def observe(
+    wanted: Wanted,
+    *,
+    ask: bool = True,
+    cards: bool = True,
+    full: bool = False,
+    timeout: float = 60.0,
+) -> dict[str, Any]:
+    """Look once. `ask` sends real requests, `cards` runs the card's tools, `full` hashes shards."""
+    launch = wanted.launch
+    run = read_run(launch.dir) if launch.dir else None
+    seen = machine.snapshot(launch.port, also=(run.pid,) if run else ())
+    server = _server(seen, run)
+    return {
+        "schema": SCHEMA,
+        **seen.to_json(),
+        "bound": bool(launch.port and not seen.listeners and ports.bound(launch.port)),
+        "run": _run(run),
+        "server": _describe(server, seen, wanted) if server else None,
+        "answers": _answers(wanted, seen, timeout) if ask else [],
+        "model": _model(launch, full=full),
+        "cards": device.look() if cards else None,
+        "log": _log(run),
+    }
+
+
+def _server(seen: machine.Snapshot, run: Run | None) -> machine.Process | None:
+    """The recorded process while it lives, else who listens on the port, else a lone server."""
+    if run is not None and run.alive:
+        found = seen.at(run.pid)
+        if found is not None and not found.zombie:
+            return found
+    listening = {pid for listener in seen.listeners for pid in listener.pids}
+    servers = [p for p in seen.of(Role.SERVER) if not p.container and not p.zombie]
+    first = [p for p in servers if p.pid in listening] or servers
+    return first[0] if first else None
+
+
+def _run(run: Run | None) -> dict[str, Any] | None:
+    if run is None:
+        return None
+    other = run.boot != machine.boot_id()
+    state = "other boot" if other else "running" if run.alive else "gone"
+    return {**run.to_json(), "folder": run.folder, "state": state}
+
+
+def _describe(server: machine.Process, seen: machine.Snapshot, wanted: Wanted) -> dict[str, Any]:
+    """Say what the processes of one server run: words, folder, environment, mapped libraries."""
+    members = [process.pid for process in seen.family(server.pid) if not process.zombie]
+    return {
+        "pid": server.pid,
+        "start_ticks": server.start,
+        "members": members,
+        "words": list(words(server.argv)),
+        "folder": machine.working_folder(server.pid),
+        "environment": _environment(machine.environment(server.pid), wanted),
+        "mapped": _mapped(members, wanted),
+        "installed": _installed(wanted),
+        "started": seen.booted + server.start / machine.TICKS,
+        "deployed": wanted.deployed,
+    }
+
+
+def _environment(found: Mapping[str, str], wanted: Wanted) -> list[dict[str, str]]:
+    """Hold an environment against the locked one: one row for each name that matters."""
+    locked = wanted.launch.env
+    names = sorted({*locked, *(name for name in found if _watched(name))})
+    rows = []
+    for name in names:
+        value = found.get(name)
+        if name in locked:
+            state = "missing" if value is None else "ok" if value == locked[name] else "differs"
+        elif name == "PYTHONPATH":
+            state = "shadows" if _shadows(value or "", wanted) else "unlocked path"
+        else:
+            state = "not locked"
+        rows.append({"name": name, "state": state, "found": _shown(name, value)})
+    return rows
+
+
+def _watched(name: str) -> bool:
+    return (
+        name.startswith("VLLM_")
+        or name in _CACHES
+        or name in ("PYTHONPATH", "PYTHONHOME")
+        or bool(_PROXY.match(name))
+    )
+
+
+def _shadows(path: str, wanted: Wanted) -> bool:
+    """True when an entry of PYTHONPATH holds a package of the service's name outside the site."""
+    site = os.path.realpath(wanted.site)
+    for entry in path.split(":"):
+        folder = os.path.realpath(os.path.join(wanted.launch.dir or "/", entry))
+        if folder != site and os.path.exists(os.path.join(folder, wanted.package)):
+            return True
+    return False
+
+
+def _shown(name: str, value: str | None) -> str:
+    if value is None:
+        return ""
+    return "hidden" if _SECRET.search(name) else value
+
+
+def _mapped(pids: Sequence[int], wanted: Wanted) -> list[dict[str, Any]]:
+    """Say of every library of the package that is mapped whether it is the one that lies there."""
+    top = os.path.join(os.path.realpath(wanted.site), wanted.package) + "/"
+    planned = {os.path.basename(path) for path in wanted.libraries or {}}
+    found = [
+        (pid, mapped)
+        for pid in pids
+        for mapped in maps.of(pid)
+        if ".so" in os.path.basename(mapped.path)
+        and (mapped.path.startswith(top) or os.path.basename(mapped.path) in planned)
+    ]
+    there = maps.identities(sorted({m.path for _, m in found if os.path.exists(m.path)}))
+    return [
+        {
+            "pid": pid,
+            "path": mapped.path.removeprefix(os.path.realpath(wanted.site) + "/"),
+            "state": _mapped_state(mapped, there, top),
+            "device": mapped.device,
+            "inode": mapped.inode,
+        }
+        for pid, mapped in found
+    ]
+
+
+def _mapped_state(mapped: maps.Mapped, there: Mapping[str, tuple[str, int]], top: str) -> str:
+    if not mapped.path.startswith(top):
+        return "from elsewhere"
+    if there.get(mapped.path) == (mapped.device, mapped.inode):
+        return "ok"
+    return "deleted" if mapped.deleted and mapped.path not in there else "replaced"
+
+
+def _installed(wanted: Wanted) -> list[dict[str, str]]:
+    rows = []
+    for path, sha256 in sorted((wanted.libraries or {}).items()):
+        found = _sha256(os.path.join(wanted.site, path))
+        rows.append({"path": path, "state": _state(sha256, found), "found": found})
+    return rows
+
+
+def _answers(wanted: Wanted, seen: machine.Snapshot, timeout: float) -> list[dict[str, Any]]:
+    if not seen.listeners:
+        return []
+    launch = wanted.launch
+    address = seen.listeners[0].address
+    host = "127.0.0.1" if address == "0.0.0.0" else "::1" if address == "::" else address  # noqa: S104
+    answers = health.probe(launch.port, launch.served_name, host=host, timeout=timeout)
+    return [answer.to_json() for answer in answers]
+
+
+def _model(launch: Launch, *, full: bool) -> list[dict[str, Any]]:
+    """Hold the model's files against the locked ones; a missing digest says it was not computed."""
+    rows: list[dict[str, Any]] = []
+    for name, (size, sha256) in sorted(launch.files.items()):
+        path = os.path.join(launch.model, name)
+        try:
+            found = os.stat(path).st_size
+        except OSError:
+            rows.append({"path": name, "state": "missing", "size": None, "sha256": ""})
+            continue
+        hashed = _sha256(path) if sha256 and (full or found <= _SMALL) else ""
+        wrong = (size is not None and size != found) or (hashed and hashed != sha256)
+        state = "changed" if wrong else "ok" if hashed or not sha256 else "size only"
+        rows.append({"path": name, "state": state, "size": found, "sha256": hashed})
+    return rows
+
+
+def _log(run: Run | None) -> dict[str, Any] | None:
+    """Say where the newest start's log is, and its last lines."""
+    if run is None:
+        return None
+    place = log.mark(run.log_path)
+    lines: list[str] = []
+    if place.inode:
+        with open(run.log_path, "rb") as file:
+            file.seek(max(0, place.offset - _TAIL))
+            lines = file.read(_TAIL).decode("utf-8", "replace").splitlines()
+    return {"path": run.log_path, "place": place.to_json(), "tail": lines[-20:]}
+
+
+def _state(wanted: str, found: str) -> str:
+    return "ok" if found == wanted else "changed" if found else "missing"
+
+
+def _sha256(path: str) -> str:
+    """Return the sha256 of a file, or "" when it cannot be read."""
+    import hashlib
+
+    total = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(1 << 20):
+                total.update(chunk)
+    except OSError:
+        return ""
+    return total.hexdigest()
