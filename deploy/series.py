@@ -118,13 +118,13 @@ class _Words:
     def keyword(self, *allowed: str) -> str:
         text = self.take(" or ".join(f"`{word}`" for word in allowed))
         if text not in allowed:
-            raise self.fault(f"expected {' or '.join(allowed)}, found {printable(text)!r}")
+            raise self.fault(f"expected {' or '.join(allowed)}, found {text!r}")
         return text
 
     def path(self) -> str:
         text = self.take("a path")
         if why := _bad_path(text):
-            raise self.fault(f"the path {printable(text)!r} {why}")
+            raise self.fault(f"the path {text!r} {why}")
         return text
 
     def sha256(self) -> str:
@@ -137,13 +137,13 @@ class _Words:
     def mode(self) -> str:
         text = self.take("a mode")
         if text not in GIT_MODES:
-            raise self.fault(f"the mode must be 0644 or 0755, found {printable(text)!r}")
+            raise self.fault(f"the mode must be 0644 or 0755, found {text!r}")
         return text
 
     def count(self) -> int:
         text = self.take("a line number")
         if not re.fullmatch(r"[0-9]{1,9}", text):
-            raise self.fault(f"a line number was expected, found {printable(text)!r}")
+            raise self.fault(f"a line number was expected, found {text!r}")
         return int(text)
 
     def next_is(self, word: str) -> bool:
@@ -152,7 +152,7 @@ class _Words:
     def end(self) -> None:
         if self._words:
             word = self._words[0]
-            raise _Fault(word.column, f"{printable(word.text)!r} is too much")
+            raise _Fault(word.column, f"{word.text!r} is too much")
 
     def fault(self, message: str) -> _Fault:
         return _Fault(self.column, message)
@@ -219,7 +219,7 @@ class _Parser:
 
     def _words(self, line: str) -> _Words:
         if bad := next((c for c in line if not c.isprintable() and c != "\t"), None):
-            raise _Fault(line.index(bad) + 1, f"the line holds the character {printable(bad)!r}")
+            raise _Fault(line.index(bad) + 1, f"the line holds the character {bad!r}")
         words = []
         for found in WORD.finditer(line):
             text = found[0]
@@ -279,7 +279,7 @@ class _Parser:
         path = self._folder / name
         inside = path.resolve().is_relative_to(self._folder.resolve())
         if not inside or not path.is_file():
-            raise words.fault(f"there is no file {printable(name)!r} below {self._folder}")
+            raise words.fault(f"there is no file {name!r} below {self._folder}")
         return path.read_bytes()
 
     def _fault(self, line: int, column: int, message: str) -> None:

@@ -126,7 +126,7 @@ def _commits(git: Git, objects: Objects, base: str, head: str) -> tuple[Commit, 
     for role, name in (("base", base), ("head", head)):
         if not is_commit_id(name):
             raise BadValues(
-                f"the {role} commit {printable(name)!r} is not a full commit id",
+                f"the {role} commit {name!r} is not a full commit id",
                 why="40 lower-case hex digits are needed (sha256 repositories are not supported)",
                 fix=f"use what `git rev-parse {role.upper()}` prints in {git.folder}",
             )

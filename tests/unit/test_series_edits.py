@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -207,7 +208,7 @@ def test_all_faults_come_at_once_with_line_and_column(bench: Bench) -> None:
         f"series:14:16: there is no file 'gone.txt' below {bench.folder}",
         f"series:15:16: the path '../demo/a.txt' {SHORTEST}",
         "series:16:21: 'too' is too much",
-        "series:17:7: the path '\"y' is absolute, leaves its folder or is not in its shortest form",
+        "series:17:7: a quoted word must be a JSON string on one line",
         "series:18:6: the line holds the character '\\x1b'",
     ]
 
@@ -231,6 +232,30 @@ def test_a_file_that_is_no_series_is_refused(bench: Bench, text: bytes, why: str
         series.read(bench.folder)
 
     assert why in caught.value.why
+
+
+@settings(
+    deadline=None,
+    max_examples=300,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(
+                ["new", "insert", "after", "was", "from", "to", "mode", "\n", "\n ", " "]
+            ),
+            st.sampled_from(["a.txt", "0755", "0" * 64, "x/y", '"a b"', '"\\ud800"', "..", "1"]),
+            st.text(max_size=5),
+        )
+    )
+)
+def test_no_text_whatever_makes_the_reader_crash(bench: Bench, words: list[str]) -> None:
+    text = "series 1\n" + " ".join(words)
+    (bench.folder / "series").write_bytes(text.encode("utf-8", "surrogatepass"))
+
+    with contextlib.suppress(BadValues):
+        assert all(edit.verb != series.BROKEN for edit in series.read(bench.folder).edits)
 
 
 def test_a_series_that_is_not_there_is_named(tmp_path: Path) -> None:
