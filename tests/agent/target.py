@@ -1,0 +1,193 @@
+"""A real target below a temporary folder, and a real bundle that is run on it as a process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deploy.agent.plan import ABSENT, Plan, PlannedFile, State
+
+AGENT = Path(__file__).resolve().parents[2] / "deploy" / "agent"
+SITE = "/usr/lib/python3/dist-packages"
+PACKAGE = "pack"
+BASE_FILES = {
+    "pack/__init__.py": b"",
+    "pack/core.py": b"V = 'base'\n",
+    "pack/old.py": b"OLD = 1\n",
+    "pack/lonely/__init__.py": b"ALONE = 1\n",
+    "pack/table.json": b"{}\n",
+    "pack/tool.py": b"TOOL = 1\n",
+    "other/__init__.py": b"",
+    "pack-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: pack\nVersion: 1.0\n",
+}
+# A usual change: modified, new package, data, deleted (one leaves an empty folder).
+NEW_FILES = {
+    "pack/core.py": b"V = 'ours'\n",
+    "pack/fresh/__init__.py": b"from pack.core import V as SEEN\n",
+    "pack/table.json": b'{"a": 1}\n',
+    "pack/old.py": None,
+    "pack/lonely/__init__.py": None,
+}
+
+
+def state(data: bytes | None, mode: str = "0644") -> State:
+    if data is None:
+        return ABSENT
+    sha = hashlib.sha256(data).hexdigest()
+    return State(type="file", mode=mode, sha256=sha, size=len(data))
+
+
+def role(path: str) -> str:
+    return "module" if path.endswith(".py") else "data"
+
+
+def planned(
+    path: str, want: bytes | None, *, mode: str = "0644", assume: Sequence[bytes | None] = ()
+) -> PlannedFile:
+    before = tuple(state(data) for data in assume) or (state(BASE_FILES.get(path)),)
+    return PlannedFile(path=path, role=role(path), want=state(want, mode), assume=before)
+
+
+@dataclass
+class Outcome:
+    """What one run of the agent said."""
+
+    code: int
+    evidence: dict[str, Any]
+    err: str
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Path -> state of every file that is not ok."""
+        return {r["path"]: r["state"] for r in self.evidence["files"] if r["state"] != "ok"}
+
+
+@dataclass
+class Bundle:
+    """A self-running zip in the product's layout, made from the tree's own agent sources."""
+
+    path: Path
+    plan: Plan
+
+    @classmethod
+    def write(cls, path: Path, plan: Plan, blobs: Mapping[str, bytes]) -> Bundle:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as file:
+            for source in sorted(AGENT.glob("*.py")):
+                top = "" if source.name == "__main__.py" else "agent/"
+                file.writestr(top + source.name, source.read_bytes())
+            file.writestr("plan.json", json.dumps(plan.to_json()))
+            file.writestr("inputs.json", "{}")
+            for sha, data in sorted(blobs.items()):
+                file.writestr(f"blobs/{sha}", data)
+        return cls(path, plan)
+
+
+@dataclass
+class Target:
+    """A root with a site and an interpreter; every change to it goes through the agent."""
+
+    root: Path
+    python: str = sys.executable
+    site: str = SITE
+    env: dict[str, str] = field(default_factory=dict)
+    count: int = 0
+
+    @property
+    def top(self) -> Path:
+        return self.root / self.site.strip("/")
+
+    def make(self, files: Mapping[str, bytes]) -> None:
+        for path, data in files.items():
+            self.write(path, data)
+        launcher = self.root / "usr/bin/python3"
+        launcher.parent.mkdir(parents=True, exist_ok=True)
+        launcher.write_text(
+            f'#!/bin/sh\nPYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{self.top}"\nexport PYTHONPATH\n'
+            f'exec "{self.python}" "$@"\n'
+        )
+        launcher.chmod(0o755)
+        (self.root / "launch").mkdir(exist_ok=True)
+
+    def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        place = self.top / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+        place.chmod(mode)
+
+    def read(self, path: str) -> bytes:
+        return (self.top / path).read_bytes()
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(self.top / path)
+
+    def plan(self, *files: PlannedFile, **more: Any) -> Plan:
+        values: dict[str, Any] = {
+            "name": "test",
+            "package": PACKAGE,
+            "python": "/usr/bin/python3",
+            "site": self.site,
+            "launch_dir": "/launch",
+            "requires": {"pack": "1.0"},
+            "files": tuple(sorted(files, key=lambda entry: entry.path)),
+        }
+        return Plan(**{**values, **more})
+
+    def bundle(self, plan: Plan, contents: Sequence[bytes | None]) -> Bundle:
+        blobs = {hashlib.sha256(d).hexdigest(): d for d in contents if d is not None}
+        self.count += 1
+        return Bundle.write(self.root.parent / f"b{self.count}.pyz", plan, blobs)
+
+    def usual(self, files: Mapping[str, bytes | None] | None = None) -> Bundle:
+        """Return a bundle of the usual change."""
+        files = NEW_FILES if files is None else files
+        plan = self.plan(*(planned(path, data) for path, data in files.items()))
+        return self.bundle(plan, list(files.values()))
+
+    def run(
+        self, bundle: Bundle, verb: str, *options: str, wrap: Sequence[str] = (), python: str = ""
+    ) -> Outcome:
+        argv = [*wrap, python or self.python, "-I", "-S", str(bundle.path), verb]
+        argv += ["--root", str(self.root), *options]
+        env = {**os.environ, **self.env}
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=120, env=env, check=False
+        )
+        evidence = json.loads(done.stdout) if done.stdout.strip() else {}
+        return Outcome(done.returncode, evidence, done.stderr)
+
+    def snapshot(self, *, inodes: bool = True) -> dict[str, Any]:
+        """Return everything below the root but times of folders and of reading."""
+        found: dict[str, Any] = {}
+        for folder, folders, files in os.walk(self.root):
+            for name in folders + files:
+                path = Path(folder, name)
+                info = path.lstat()
+                row: list[Any] = [oct(info.st_mode), info.st_uid, info.st_gid]
+                if stat.S_ISREG(info.st_mode):
+                    row += [path.read_bytes(), info.st_mtime_ns]
+                    row += [info.st_ino] if inodes else []
+                elif stat.S_ISLNK(info.st_mode):
+                    row += [os.readlink(path)]
+                found[str(path.relative_to(self.root))] = row
+        return found
+
+
+def compile_all(target: Target) -> None:
+    """Let an interpreter write its usual caches, as an image has them."""
+    argv = [target.python, "-m", "compileall", "-q", str(target.top)]
+    subprocess.run(argv, check=True, timeout=60)
+
+
+def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what two snapshots do not have in common."""
+    paths = one.keys() | other.keys()
+    return {p: (one.get(p), other.get(p)) for p in sorted(paths) if one.get(p) != other.get(p)}

@@ -1,0 +1,155 @@
+"""SIGKILL before every system call that changes something, on the unchanged agent."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.target import NEW_FILES, Bundle, Target, compile_all, difference, planned
+
+CALLS = ("linkat", "renameat", "unlinkat", "mkdirat", "fchmod", "fsync", "syncfs", "ftruncate")
+STRACE = shutil.which("strace")
+needs_strace = pytest.mark.skipif(not STRACE, reason="apt-get install strace")
+
+
+def kill_points(target: Target, bundle: Bundle, verb: str) -> list[tuple[str, int]]:
+    """Run the verb to its end and return every (system call, n-th time) at which it can die."""
+    log = target.root.parent / "calls.log"
+    wrap = ("strace", "-o", str(log), "-e", f"trace={','.join(CALLS)},write")
+    outcome = target.run(bundle, verb, wrap=wrap)
+    assert outcome.code == 0, outcome.err
+    counts = Counter(re.findall(r"^(\w+)\(", log.read_text(), re.MULTILINE))
+    assert counts["fsync"] >= 3
+    return [(call, n) for call, most in sorted(counts.items()) for n in range(1, most + 1)]
+
+
+def killed(target: Target, bundle: Bundle, verb: str, call: str, number: int) -> None:
+    inject = f"inject={call}:signal=KILL:when={number}"
+    wrap = ("strace", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject)
+    assert target.run(bundle, verb, wrap=wrap).code == -signal.SIGKILL
+
+
+def destinations(target: Target, files: dict[str, bytes | None]) -> dict[str, bytes | None]:
+    return {path: target.read(path) if target.exists(path) else None for path in files}
+
+
+def assert_old_or_new(
+    target: Target, old: dict[str, bytes | None], new: dict[str, bytes | None]
+) -> None:
+    for path, found in destinations(target, new).items():
+        assert found in (old[path], new[path]), path
+
+
+@needs_strace
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("then", ["deploy", "restore"])
+def test_a_deploy_killed_anywhere_leaves_old_or_new_and_the_next_call_mends_it(
+    target: Target, then: str
+) -> None:
+    compile_all(target)
+    before = target.snapshot()
+    bundle = target.usual()
+    old = destinations(target, NEW_FILES)
+    points = kill_points(target, bundle, "deploy")
+    assert target.run(bundle, "restore").code == 0
+
+    for call, number in points:
+        killed(target, bundle, "deploy", call, number)
+        assert_old_or_new(target, old, NEW_FILES)
+        if then == "deploy":
+            assert target.run(bundle, "deploy").code == 0, (call, number)
+            assert target.run(bundle, "verify").states == {}, (call, number)
+        assert target.run(bundle, "restore").code == 0, (call, number)
+        assert difference(before, target.snapshot()) == {}, (call, number)
+
+
+@needs_strace
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_restore_killed_anywhere_is_exact_after_the_next_one(target: Target) -> None:
+    compile_all(target)
+    before = target.snapshot()
+    bundle = target.usual()
+    assert target.run(bundle, "deploy").code == 0
+    points = kill_points(target, bundle, "restore")
+
+    for call, number in points:
+        assert target.run(bundle, "deploy").code == 0
+        killed(target, bundle, "restore", call, number)
+        assert target.run(bundle, "restore").code == 0, (call, number)
+        assert difference(before, target.snapshot()) == {}, (call, number)
+
+
+@needs_strace
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_second_plan_killed_anywhere_still_leads_back_to_the_first_original(
+    target: Target,
+) -> None:
+    compile_all(target)
+    before = target.snapshot()
+    first, second = target.usual(), second_plan(target)
+    assert target.run(first, "deploy").code == 0
+    points = kill_points(target, second, "deploy")
+    assert target.run(second, "restore").code == 0
+
+    for call, number in points:
+        assert target.run(first, "deploy").code == 0
+        killed(target, second, "deploy", call, number)
+        if number % 2:
+            assert target.run(second, "deploy").code == 0, (call, number)
+            assert target.run(second, "verify").states == {}, (call, number)
+        assert target.run(second, "restore").code == 0, (call, number)
+        assert difference(before, target.snapshot()) == {}, (call, number)
+
+
+@needs_strace
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("commit", [False, True])
+def test_the_mending_call_may_itself_be_killed_anywhere(target: Target, commit: bool) -> None:
+    compile_all(target)
+    before = target.snapshot()
+    bundle = target.usual()
+    points = kill_points(target, bundle, "deploy")
+    assert target.run(bundle, "restore").code == 0
+    # The third rename lies behind the commit point, the third link before it.
+    first_kill = ("renameat", 3) if commit else ("linkat", 3)
+    assert first_kill in points
+
+    killed(target, bundle, "deploy", *first_kill)
+    saved = target.root.parent / "saved"
+    copy_with_links(target.root, saved)
+    again = [("unlinkat", n) for n in range(1, 12)] + [("renameat", n) for n in range(1, 9)]
+    for call, number in again:
+        inject = f"inject={call}:signal=KILL:when={number}"
+        wrap = ("strace", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject)
+        target.run(bundle, "restore", wrap=wrap)
+        assert target.run(bundle, "restore").code == 0, (call, number)
+        found = target.snapshot(inodes=False)
+        assert difference(without_inodes(before), found) == {}, (call, number)
+        shutil.rmtree(target.root)
+        copy_with_links(saved, target.root)
+
+
+def second_plan(target: Target) -> Bundle:
+    """Touch one file of the first plan, leave its others, and touch a new one."""
+    files: dict[str, bytes | None] = {"pack/core.py": b"V = 'second'\n", "pack/tool.py": b"T = 2\n"}
+    plan = target.plan(*(planned(path, data) for path, data in files.items()))
+    return target.bundle(plan, list(files.values()))
+
+
+def copy_with_links(source: Path, to: Path) -> None:
+    subprocess.run(("cp", "-a", str(source), str(to)), check=True, timeout=60)
+
+
+def without_inodes(snapshot: dict[str, Any]) -> dict[str, Any]:
+    return {path: row[:5] if len(row) == 6 else row for path, row in snapshot.items()}
