@@ -26,7 +26,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.agent.words import printable
 from deploy.errors import BadValues, StaleLock
 from deploy.git import Git, Objects, commit_head, fast_import, quoted
 
