@@ -118,7 +118,6 @@ def _environment(templates: jinja2.BaseLoader, newline: str) -> jinja2.Environme
         lstrip_blocks=True,
     )
     environment.filters["sh"] = sh
-    del environment.filters["attr"]  # goes past `getattr` above
     environment.tests["none"] = lambda value: value is None or isinstance(value, _Absent)
     return environment
 

@@ -165,6 +165,12 @@ def test_a_part_with_other_line_ends_is_refused(tmp_path: Path) -> None:
     assert "line ends differ" in refusal(tmp_path, "{% include 'part.j2' %}\n").why
 
 
+def test_a_part_keeps_the_line_end_it_has(tmp_path: Path) -> None:
+    (tmp_path / "part.j2").write_bytes(b"part\n")
+
+    assert rendered(tmp_path, "{% include 'part.j2' %}after\n") == b"part\nafter\n"
+
+
 def test_a_fault_in_a_part_names_the_part(tmp_path: Path) -> None:
     (tmp_path / "part.j2").write_text("x\n{{ rot }}\n")
 
