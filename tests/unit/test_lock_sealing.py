@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy import manifest
@@ -86,6 +86,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(JSON)
 def test_any_value_survives_the_file_for_us_and_for_other_readers(value: Any) -> None:
     made = Lock(INPUTS | {"value": value}, EXPECT)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy import fields, manifest
@@ -244,6 +244,7 @@ def test_a_scalar_takes_its_form_and_nothing_near_it(
             kind.value(text)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_no_text_makes_a_scalar_fail_in_another_way(text: str) -> None:
     for kind in vars(fields).values():
@@ -293,6 +294,24 @@ def test_all_faults_of_a_file_are_told_at_once_in_file_order() -> None:
         "11:24: expected a port (1 to 65535), found '80000'",
     ):
         assert any(f.startswith(part) for f in found), (part, found)
+
+
+def test_faults_of_yaml_and_of_fields_are_told_together() -> None:
+    text = "schema: 1\nname: m\nname: m\nbase: !x {python: 3, site: /s}\nsource: {git: r}\n"
+
+    found = faults(text)
+
+    for part in (
+        "1:1: the key 'overlay' is missing",
+        "3:1: the key 'name' stands here and in line 2",
+        "4:7: the tag '!x'",
+        "4:19: expected an absolute path, found '3'",
+        "5:9: the key 'package' is missing",
+        "5:10: `git:` needs 'base' beside it",
+        "5:10: `git:` needs 'head' beside it",
+    ):
+        assert any(f.startswith(part) for f in found), (part, found)
+    assert len(found) == 7
 
 
 def test_a_key_that_resembles_nothing_gets_the_known_ones() -> None:
@@ -429,6 +448,7 @@ def scalar(text: str, choose: Callable[[int], int]) -> str:
     return json.dumps(text) if style == 1 else "'" + text.replace("'", "''") + "'"
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_order_quotes_comments_and_style_change_no_meaning(data: st.DataObject) -> None:
     text = "# first\n" + spelled(EXAMPLE, lambda n: data.draw(st.integers(0, n - 1)))

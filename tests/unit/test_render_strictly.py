@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.errors import BadValues, Exit
@@ -192,6 +192,7 @@ def test_a_broken_template_is_named_with_its_line(tmp_path: Path) -> None:
     assert "not UTF-8" in refusal(tmp_path, b"\xff\n").why
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",))))
 def test_a_quoted_word_is_the_word_for_a_shell(word: str) -> None:
     assert shlex.split(sh(word)) == [word]
