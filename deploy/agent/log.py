@@ -47,6 +47,11 @@ class Place:
     inode: int
     offset: int
 
+    @classmethod
+    def parse(cls, raw: Any) -> Place | None:
+        """Return the place that `to_json` wrote; None for none."""
+        return cls(int(raw["device"]), int(raw["inode"]), int(raw["offset"])) if raw else None
+
     def to_json(self) -> dict[str, int]:
         return {"device": self.device, "inode": self.inode, "offset": self.offset}
 

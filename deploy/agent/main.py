@@ -280,7 +280,7 @@ def _met(call: Call, judged: Judgement, receipt: Receipt) -> str:
         return "other plan"
     if call.request.verb is Verb.RESTORE:
         return "drifted" if judged.conflicts else "deployed"
-    return "deployed" if judged.nothing else "drifted"
+    return "deployed" if judged.nothing and not judged.conflicts else "drifted"
 
 
 def _deploy(call: Call) -> None:
@@ -554,12 +554,13 @@ _VERBS = {
     Verb.START: _service("start"),
     Verb.RECORD: _service("note"),
     Verb.STOP: _service("stop"),
+    Verb.MARKERS: _service("read_markers"),
     Verb.DOCTOR: _doctor,
 }
 
 USAGE = """\
 usage: python3 BUNDLE check|deploy|verify|restore|facts|status [options]
-       python3 BUNDLE service|start|stop|record|doctor [options]
+       python3 BUNDLE service|start|stop|record|markers|doctor [options]
 
   --root DIR         the target's file system (default: /)
   --site DIR         overrides of the plan, as seen from that root

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import faults, health, machine, service
+from . import faults, health, log, machine, service
 from .faults import Fault
-from .launch import Launch, Run, read_run, record
+from .launch import Launch, NoRecord, Run, read_run, record
+from .log import Place
 from .receipt import RECEIPT, read_receipt
 from .words import Exit, Refused, Unfit, printable
 
@@ -119,6 +120,34 @@ def stop(call: Call) -> None:
             fix="end it by hand, by its pid, if it is yours",
         )
     call.evidence["outcome"] = "stopped" if ended else "nothing to do"
+
+
+def read_markers(call: Call) -> None:
+    """Verb `markers`: scan the newest start's log; `window` and `end` are places noted before.
+
+    Raises:
+        NoRecord: nothing was started, so there is no log to read.
+    """
+    options = call.request.options
+    wanted = wanted_of(call)
+    run = read_run(wanted.launch.dir)
+    if run is None:
+        raise NoRecord(
+            "there is no log to read",
+            why=f"no start is recorded below {printable(wanted.launch.dir or '?')}/runs",
+            fix="start the service with start_vllm.sh (or `inv serve.start`)",
+        )
+    window, until = (Place.parse(options.get(name)) for name in ("window", "end"))
+    found = log.scan(run.log_path, None, window, until)
+    members = [process.pid for process in machine.snapshot(also=(run.pid,)).family(run.pid)]
+    call.evidence["markers"] = {
+        **found.to_json(),
+        "run": run.to_json(),
+        "alive": run.alive,
+        "pids": sorted({run.pid, *members}),
+        "place": log.mark(run.log_path).to_json(),
+    }
+    call.evidence["outcome"] = "answered"
 
 
 def end(run: Run, say: Say, grace: float = _GRACE) -> list[dict[str, Any]]:

@@ -41,6 +41,7 @@ class Verb(str, Enum):
     START = "start"
     RECORD = "record"
     STOP = "stop"
+    MARKERS = "markers"
     DOCTOR = "doctor"
 
     @property

@@ -6,6 +6,7 @@ found is in the evidence. All carriers are held to one contract test.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -42,6 +43,8 @@ class Request:
                 argv += ["--" + key.replace("_", "-"), value]
         if self.wait:
             argv += ["--wait", format(self.wait, "g")]
+        if self.options:
+            argv += ["--options", json.dumps(dict(self.options), sort_keys=True)]
         argv += [
             "--" + key.replace("_", "-")
             for key in ("force_running", "recompile")
