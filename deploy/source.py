@@ -87,7 +87,8 @@ def delta(
     git = Git(repo)
     with git.objects() as objects:
         _, tip = _commits(git, objects, base, head)
-        survey = _survey(git, objects, head, rules, may_be_dirty) if check_worktree else None
+        allowed = tuple(may_be_dirty)
+        dirty, seen = _survey(git, objects, head, rules, allowed) if check_worktree else ((), ())
         raw = _diff(git, base, head)
         changes, notes = _changes(repo, objects, raw, rules)
         _refuse_collisions(repo, objects, tip, changes)
@@ -96,8 +97,8 @@ def delta(
         head=head,
         head_time=tip.time,
         changes=changes,
-        dirty=survey.allowed if survey else (),
-        notes=tuple(notes) + (survey.notes if survey else ()),
+        dirty=dirty,
+        notes=(*notes, *seen),
     )
 
 
@@ -149,6 +150,12 @@ def _commits(git: Git, objects: Objects, base: str, head: str) -> tuple[Commit, 
 
 
 def _missing(git: Git, role: str, name: str) -> BadValues:
+    if git.run("rev-parse", "--show-object-format").stdout.strip() != b"sha1":
+        return BadValues(
+            f"{git.folder} is a repository with sha256 ids",
+            why="only repositories with sha1 ids (40 hex digits) are supported",
+            fix="use a clone of the repository that has sha1 ids",
+        )
     shallow = _is_shallow(git)
     kind = "a shallow clone, which holds only the newest commits" if shallow else "a full clone"
     deepen = f"git -C {git.folder} fetch --unshallow"
@@ -179,12 +186,15 @@ def _is_shallow(git: Git) -> bool:
 
 
 def _survey(
-    git: Git, objects: Objects, head: str, rules: Rules, may_be_dirty: Iterable[str]
-) -> worktree.Survey | None:
-    survey = worktree.survey(
-        git, objects, head, watched=rules.watched, globs=(*rules.include, *rules.kernels)
-    )
-    return survey.without(tuple(may_be_dirty)) if survey else None
+    git: Git, objects: Objects, head: str, rules: Rules, may_be_dirty: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the allowed dirty paths and the notes of the work tree; refuse every other edit."""
+    globs = (*rules.include, *rules.kernels)
+    found = worktree.survey(git, objects, head, watched=rules.watched, globs=globs)
+    if found is None:
+        return (), ("there is no work tree, so none was looked through for uncommitted edits",)
+    found = found.without(may_be_dirty)
+    return found.allowed, found.notes
 
 
 @dataclass(frozen=True, slots=True)

@@ -321,6 +321,8 @@ def _walk(top: bytes, folders: Iterable[str], skipped: set[bytes]) -> Iterator[b
     Neither `.git` nor the folders `skipped` are entered.
     """
     for folder in folders:
+        if os.path.islink(os.path.join(top, _raw(folder))):
+            continue  # os.walk would follow it, out of the repository perhaps
         for where, names, files in os.walk(os.path.join(top, _raw(folder))):
             inside = os.path.relpath(where, top)
             paths = {name: os.path.normpath(os.path.join(inside, name)) for name in names}

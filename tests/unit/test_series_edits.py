@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import subprocess
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -309,6 +312,47 @@ def test_tiny_has_one_edit_of_every_kind(tmp_path: Path) -> None:
     kinds = {edit.verb for edit in series.read(HERE.series("tiny")).edits}
 
     assert kinds == {"new", "insert", "delete", "rename", "mode"}
+
+
+IDS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from deploy import series, wheel
+out, folder = Path(sys.argv[3]), Path(sys.argv[2])
+wheel.pack(folder / "base", out / "tiny.whl")
+made = wheel.Wheel(out / "tiny.whl", wheel._sha256(out / "tiny.whl"))
+base = wheel.base_commit(made, out / "repo.git")
+print(base, series.head_commit(out / "repo.git", base, folder))
+"""
+
+
+def test_the_ids_are_the_same_under_every_python_locale_zone_and_umask(
+    pythons: dict[str, Path], tmp_path: Path
+) -> None:
+    fit = [p for v, p in pythons.items() if tuple(map(int, v.split("."))) >= (3, 10)]
+    found = set()
+    for number, (python, mask) in enumerate(product(fit, (0o022, 0o077))):
+        out = tmp_path / f"名 {number}"
+        out.mkdir()
+        done = subprocess.run(
+            (str(python), "-c", IDS, str(HERE.top), str(HERE.series("tiny")), str(out)),
+            check=True,
+            capture_output=True,
+            timeout=60,
+            cwd=out,
+            umask=mask,
+            env={
+                "PATH": os.environ["PATH"],
+                "LC_ALL": ("C", "C.UTF-8")[number % 2],
+                "TZ": ("UTC", "Asia/Shanghai")[number % 2],
+                "PYTHONHASHSEED": str(number),
+                "GIT_DIR": "/nowhere",
+            },
+        )
+        found.add(done.stdout)
+
+    assert len(found) == 1
 
 
 @pytest.mark.slow

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from deploy.agent.plan import checked_path
 from deploy.errors import BadValues, UnfitTarget
+from deploy.git import Git, commit_head, fast_import, init_bare, quoted
 from deploy.source import Rules, copy_blobs, delta, read_blobs
 from deploy.values import Change, Delta, PathClass
 
@@ -518,7 +521,83 @@ def test_a_bare_repository_serves_as_well(repo: Repo, tmp_path: Path) -> None:
     head = repo.commit()
     bare = clone(repo, tmp_path / "bare.git", "--bare")
 
-    assert of(bare, base, head).changes == of(repo, base, head).changes
+    found = of(bare, base, head)
+
+    assert found.changes == of(repo, base, head).changes
+    assert found.notes == (
+        "there is no work tree, so none was looked through for uncommitted edits",
+    )
+
+
+NAMES = st.text("ab é中\n\t\"'*\\-", min_size=1, max_size=5)
+PATHS = st.builds(
+    lambda folders, name: "/".join(["vllm", *(f"{f}.d" for f in folders), f"{name}.py"]),
+    st.lists(NAMES, max_size=2),
+    NAMES,
+)
+FILES = st.tuples(st.sampled_from(["100644", "100755"]), st.binary(max_size=20))
+TREES = st.dictionaries(PATHS, FILES, min_size=1, max_size=8)
+
+
+def committed(repo: Path, files: dict[str, tuple[str, bytes]], parent: str = "") -> str:
+    stream = [commit_head("refs/heads/x", message="x", time=1_700_000_000, parent=parent)]
+    stream.append(b"deleteall\n")
+    for path, (mode, data) in files.items():
+        stream.append(b"M %s inline %s\n" % (mode.encode(), quoted(path.encode())))
+        stream.append(b"data %d\n%s\n" % (len(data), data))
+    return fast_import(Git(repo, own=True), stream)
+
+
+@settings(
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(before=TREES, after=TREES)
+def test_the_base_with_all_changes_made_is_the_head(
+    tmp_path: Path, before: dict[str, tuple[str, bytes]], after: dict[str, tuple[str, bytes]]
+) -> None:
+    """No path is lost, none is invented, and both sides carry their true digests."""
+    repo = tmp_path / "law.git"
+    if not repo.exists():
+        init_bare(repo)
+    base = committed(repo, before | {"README": ("100644", b"base")})
+    head = committed(repo, after | {"README": ("100644", b"head")}, base)
+    rules = Rules(include=("vllm/**",), ignore={"README": "not installed"})
+
+    found = delta(repo, base=base, head=head, rules=rules)
+
+    now = {path: (mode, hashlib.sha256(data).hexdigest()) for path, (mode, data) in before.items()}
+    for change in found.of(PathClass.OVERLAY):
+        old = (change.old.mode, change.old.sha256) if change.old else None
+        assert now.pop(change.path, None) == old
+        if change.new:
+            now[change.path] = (change.new.mode, change.new.sha256)
+    assert now == {p: (mode, hashlib.sha256(data).hexdigest()) for p, (mode, data) in after.items()}
+
+
+def test_a_work_tree_that_is_said_to_be_elsewhere_hides_no_edit(repo: Repo, tmp_path: Path) -> None:
+    base = based(repo)
+    repo.write("vllm/a.py", "A = 2\n")
+    head = repo.commit()
+    (tmp_path / "elsewhere").mkdir()
+    repo.git("config", "core.worktree", str(tmp_path / "elsewhere"))
+    repo.write("vllm/a.py", "A = 3\n")
+    repo.write("vllm/new.py", "N = 1\n")
+
+    why = refused(repo, base, head).why
+
+    assert "vllm/a.py (modified)" in why
+    assert "vllm/new.py" in why
+
+
+def test_a_repository_with_sha256_ids_is_named_as_such(tmp_path: Path) -> None:
+    folder = tmp_path / "wide"
+    init = ("git", "init", "-q", "--object-format=sha256", str(folder))
+    subprocess.run(init, check=True, timeout=60)
+
+    with pytest.raises(BadValues, match="sha256 ids"):
+        delta(folder, base="1" * 40, head="2" * 40, rules=RULES)
 
 
 def test_a_folder_inside_a_repository_is_not_taken_for_it(repo: Repo) -> None:

@@ -345,7 +345,7 @@ def test_a_folder_is_packed_into_the_same_bytes_by_every_python(
             (str(python), "-c", code, str(HERE.top), str(folder), str(out)),
             check=True,
             timeout=60,
-            preexec_fn=lambda: os.umask(0o077) and None,
+            umask=0o077,
         )
         found.add(hashlib.sha256(out.read_bytes()).hexdigest())
 
