@@ -18,6 +18,8 @@ import jinja2
 from deploy.agent.words import printable
 from deploy.errors import BadValues
 
+_MARKUP = frozenset("&<>|`*_[]\\")  # what Markdown gives a meaning inside a table
+
 
 class NotRenderable(ValueError):
     """A value that must not become text as it is."""
@@ -37,6 +39,16 @@ def sh(value: Any) -> str:
     if "\0" in text:
         raise NotRenderable(f"a shell word cannot hold NUL: {text!r}")
     return shlex.quote(text)
+
+
+def cell(value: Any) -> str:
+    """Return a text as one cell of a Markdown table that shows it literally."""
+    if isinstance(value, jinja2.Undefined):
+        return str(value)  # raises, with the name that is missing
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise NotRenderable(f"{type(value).__name__} is no text: {value!r}")
+    marked = "".join(f"&#{ord(c)};" if c in _MARKUP else c for c in str(value))
+    return "<br>".join(marked.splitlines())
 
 
 def render(name: str, view: Any, folder: Path) -> bytes:
@@ -118,6 +130,7 @@ def _environment(templates: jinja2.BaseLoader, newline: str) -> jinja2.Environme
         lstrip_blocks=True,
     )
     environment.filters["sh"] = sh
+    environment.filters["cell"] = cell
     environment.tests["none"] = lambda value: value is None or isinstance(value, _Absent)
     return environment
 
