@@ -577,7 +577,8 @@ usage: python3 BUNDLE check|deploy|verify|restore|facts|status [options]
   --full             (service) hash the model's shards too
   --port PORT        (service) another port than the locked one
   --ready SECONDS    (start) wait so long for the first generation; 0: do not wait
-  --grace SECONDS    (stop) wait so long before ending what does not end by itself
+  --grace SECONDS    (stop) wait so long for it to end by itself (default: 60)
+  --kill             (stop) then end for good what hangs
   --pid PID          (record) the server that was just started
   --run DIR          (record) the folder of this start
   --options JSON     all of these at once
@@ -633,7 +634,7 @@ def _parse(argv: list[str]) -> dict[str, Any]:
         if flag in _FLAGS and not equals:
             request[key] = True
             continue
-        if flag == "--full" and not equals:
+        if flag in ("--full", "--kill") and not equals:
             options[key] = True
             continue
         if flag not in {*_TEXTS, *_NUMBERS, *_OPTIONS, "--options"}:

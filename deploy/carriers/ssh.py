@@ -116,17 +116,22 @@ class _Call:
         }
 
     def over(self, line: Line) -> list[Evidence]:
-        host, python = self._target.host, self._job["requests"][0]["python"]
+        host = self._target.host
         # What the target is believed to keep stays here; it asks for it where that is not so.
         kept = _recall(self._target)
         along = {sha: text for sha, text in self._parts.items() if sha not in kept}
         head = wire.job(self._job, along)
-        pythons = [path for path in (python, *wire.PYTHONS) if path]
+        pythons = (*self._own_python(), *wire.PYTHONS)
         stream = line.start(wire.command(pythons, len(head), self._nonce, sudo=host.sudo), head)
         answer = self._converse(line, stream)
         stream.finish()
         _note(self._target, answer["stored"])
         return [self._evidence(found, line) for found in answer["evidence"]]
+
+    def _own_python(self) -> tuple[str, ...]:
+        """The service's interpreter, unless it belongs to a tree that is not the machine's own."""
+        found = str(self._job["requests"][0]["python"])
+        return (found,) if self._target.host.root == "/" else ()
 
     def _converse(self, line: Line, stream: Stream) -> dict[str, Any]:
         frames = wire.Frames(self._nonce)
@@ -168,7 +173,7 @@ class _Call:
 
     def _send(self, wanted: Sequence[str], stream: Stream) -> None:
         """Send the contents that the target asked for; only what belongs to this call."""
-        known = {*self._parts, *self._bundle.plan.blobs()}
+        known = {*self._parts, self._bundle.sha256, *self._bundle.plan.blobs()}
         if not known.issuperset(wanted):
             raise ValueError("it asks for contents that are not of this plan")
         with zipfile.ZipFile(self._bundle.path) as archive:
@@ -180,12 +185,16 @@ class _Call:
                         stream.send(piece)
 
     def _size(self, archive: zipfile.ZipFile, sha: str) -> int:
+        if sha == self._bundle.sha256:
+            return self._bundle.path.stat().st_size
         part = self._parts.get(sha)
         return len(part) if part is not None else archive.getinfo(f"blobs/{sha}").file_size
 
     def _open(self, archive: zipfile.ZipFile, sha: str) -> IO[bytes]:
         import io
 
+        if sha == self._bundle.sha256:  # a start brings the bundle itself to launch.dir
+            return self._bundle.path.open("rb")
         part = self._parts.get(sha)
         return io.BytesIO(part.encode()) if part is not None else archive.open(f"blobs/{sha}")
 
@@ -200,6 +209,7 @@ class _Call:
             "python": python,
             "root": host.root,
             "inputs": digest(self._bundle.inputs),
+            "agent": self._bundle.agent,
         }
 
     def _evidence(self, found: Mapping[str, Any], line: Line) -> Evidence:

@@ -34,8 +34,9 @@ _LOADER = (
 _SCRIPT = (
     'for p do "$p" -I -S -X utf8 -c "{loader}"; r=$?; '
     "case $r in 2|93|126|127) ;; *) exit $r ;; esac; done; "
-    'echo "{nonce}none"; for p do v=$("$p" -V 2>&1 </dev/null | head -n 1) || v=; '
-    'echo "$p: ${{v:-not there}}"; done; exit 3'
+    'echo "{nonce}none"; for p do '
+    'command -v "$p" >/dev/null 2>&1 || {{ echo "$p not found"; continue; }}; '
+    'echo "$p is $("$p" -V 2>&1 </dev/null | head -n 1)"; done; exit 3'
 )
 # The first program: it gets the parts of the job, then modules live in memory under their names of
 # a bundle, so that relative imports are the same. It speaks the protocol of `deploy.agent.stream`.

@@ -19,19 +19,29 @@ class Relay:
     """Listens on a free port of 127.0.0.1 and passes each connection on to `port`.
 
     `delay` is seconds one way. `cut_after` closes a connection once that many bytes went up
-    (to the server); None never does.
+    (to the server); None never does. `turns` counts how often bytes went up after some had come
+    down: the round trips that somebody waited for.
     """
 
     def __init__(self, port: int, *, delay: float = 0.0, cut_after: int | None = None) -> None:
         self._target = port
         self.delay, self.cut_after = delay, cut_after
-        self.up = self.down = self.connections = 0
+        self.up = self.down = self.connections = self.turns = 0
+        self._last_way = "down"
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port: int = self._listener.getsockname()[1]
         self._flowing = threading.Event()
         self._flowing.set()
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def passed(self, way: str, count: int) -> None:
+        """Note that bytes were passed on."""
+        if way == "up" and self._last_way == "down":
+            self.turns += 1
+        if count:
+            self._last_way = way
+        setattr(self, way, getattr(self, way) + count)
 
     def stall(self) -> None:
         """Keep every connection open and pass nothing on, as a dead network does."""
@@ -123,7 +133,7 @@ class _Direction:
             if data:
                 self._sink.sendall(data)
             self._passed += len(data)
-            setattr(self._relay, self._way, getattr(self._relay, self._way) + len(data))
+            self._relay.passed(self._way, len(data))
             if limit is not None and self._passed >= limit:
                 self._source.shutdown(socket.SHUT_RDWR)
                 self._sink.shutdown(socket.SHUT_RDWR)
