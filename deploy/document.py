@@ -32,6 +32,8 @@ SHOWN_LIMIT = 50  # faults in one message
 _UNSEEN = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\uffff]"
 )
+# Only an escape can bring one in. No UTF-8 can hold it, so nothing could be made from it.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +117,13 @@ def parse(raw: bytes, file: str, fix: str = "mend these lines") -> tuple[Node, F
     faults = Faults(file, fix)
     text = _decoded(raw, faults)
     faults.raise_any()
+    root = None
     try:
         root = _Composer(faults).compose(text)
     except _Stop:
-        root = None
+        pass  # its fault is noted
     except yaml.MarkedYAMLError as err:
         _syntax_fault(err, faults)
-        root = None
-    except yaml.YAMLError as err:  # pragma: no cover - the text was searched for these before
-        faults.add(Place(1, 1), printable(str(err)))
-        root = None
     if root is None:
         faults.raise_any()
         raise AssertionError("a document without a root has a fault")
@@ -233,7 +232,7 @@ class _Composer:
 
     def compose(self, text: str) -> Node | None:
         documents = 0
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        for event in self._events(text):
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
@@ -243,12 +242,25 @@ class _Composer:
             self.faults.add(Place(1, 1), "the file is empty")
         return self.root
 
+    def _events(self, text: str) -> Iterator[yaml.Event]:
+        loader = yaml.SafeLoader(text)
+        while True:
+            try:
+                if not loader.check_event():
+                    return
+                event = loader.get_event()  # type: ignore[no-untyped-call]
+            except ValueError as err:  # PyYAML's own: \U00110000, a version of 5,000 digits
+                self._stop(_at(loader.get_mark()), f"not YAML: a number too large ({err})")
+            yield event
+
     def _step(self, event: yaml.Event) -> None:
         if isinstance(event, yaml.AliasEvent):
             self._alias(event)
         elif isinstance(event, yaml.ScalarEvent):
             self._refuse_tag(event)
             node = Text(_at(event.start_mark), event.value)
+            if _SURROGATE.search(event.value):
+                self.faults.add(node.at, "half a character (\\ud800 to \\udfff); write it whole")
             self._anchor(event, node, 1)
             self._place(node, 1, merge=event.style is None and event.value == "<<")
         elif isinstance(event, yaml.CollectionStartEvent):

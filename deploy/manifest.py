@@ -416,7 +416,9 @@ def load(path: Path) -> Manifest:
 
 def parse(text: str, name: str) -> Manifest:
     """Like `load`, for a text that would stand in manifests/NAME.yaml."""
-    root, faults = document.parse(text.encode(), f"manifests/{name}.yaml", _FIX)
+    root, faults = document.parse(
+        text.encode("utf-8", "surrogatepass"), f"manifests/{name}.yaml", _FIX
+    )
     return _manifest(root, faults, name)
 
 

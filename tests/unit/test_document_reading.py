@@ -133,11 +133,20 @@ def test_a_quoted_merge_sign_is_an_ordinary_key() -> None:
         (b"\xff\xfea\x00", "m.yaml:1:1: byte 0xff is not UTF-8; save the file as UTF-8"),
         ("a: [1\nb: 2\n", "m.yaml:2:2: not YAML: expected ',' or ']', but got ':'"),
         ("a: b: c\n", "m.yaml:1:5: not YAML: mapping values are not allowed here"),
+        ('a: "\\U00110000"\n', "m.yaml:1:7: not YAML: a number too large"),
+        ('a: b\nc: "\\ud83d\\ude00"\n', "m.yaml:2:4: half a character"),
+        ('"\\udfff": 1\n', "m.yaml:1:1: half a character"),
+        (b"a: \xed\xa0\x80\n", "m.yaml:1:4: byte 0xed is not UTF-8"),
         (f"{'k' * 501}: 1\n", "m.yaml:1:1: a key of more than 500 characters"),
     ],
 )
 def test_what_is_not_plain_yaml_is_refused_at_its_place(text: str | bytes, fault: str) -> None:
     assert refusal(text)[0].startswith(fault)
+
+
+@pytest.mark.parametrize("digits", [50, 5000])
+def test_a_version_of_many_digits_is_refused(digits: int) -> None:
+    assert "not YAML" in refusal(f"%YAML {'9' * digits}.1\n---\na: 1\n")[0]
 
 
 @pytest.mark.parametrize(
