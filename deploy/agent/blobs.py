@@ -97,6 +97,12 @@ class ZipBlobs:
     def chunks(self, sha256: str) -> Iterator[bytes]:
         return self.entry(f"blobs/{sha256}")
 
+    def whole(self) -> Iterator[bytes]:
+        """Yield the bundle's own bytes."""
+        with open(self._path, "rb") as file:
+            while chunk := file.read(CHUNK):
+                yield chunk
+
     def entry(self, name: str) -> Iterator[bytes]:
         """Yield one entry's bytes. Raises KeyError, or Damaged where the file is cut off."""
         offset, size = self._entries[name]

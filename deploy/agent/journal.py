@@ -16,11 +16,10 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from .receipt import HOME, KEPT, RECEIPT, read_receipt
+from .receipt import HOME, JOURNAL, KEPT, RECEIPT, read_receipt
 from .tree import TreeReader, TreeWriter, join, split
 from .words import BundleError, RolledBack, Stuck, canonical, printable
 
-JOURNAL = f"{HOME}/journal"
 LOCK = f"{HOME}/lock"
 COMMIT, UNDO, DONE = "commit", "undo", "done"
 
@@ -180,10 +179,10 @@ def finish(journal: Journal) -> None:
     try:
         for step in steps:
             _do(tree, step)
-        settle(tree, journal.header)
     except OSError as err:
         _roll_back(journal, err)
     try:
+        # This fsync brings the renames to disk, too: journalling file systems keep their order.
         journal.mark(DONE)
         clean(tree, journal.header)
     except OSError as err:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from .plan import ABSENT, Plan, PlannedFile, State
 from .pyc import cache_file, cache_files
-from .receipt import Receipt
+from .receipt import Receipt, proven
 from .tree import TreeReader, split
-from .words import FileState, Refused, Unfit, digest, printable
+from .words import Refused, Unfit, printable
 
 
 class Conflict(NamedTuple):
@@ -29,7 +29,7 @@ class Conflict(NamedTuple):
             "path": self.path,
             "assumed": [state.to_json() for state in self.assumed],
             "promised": self.promised.to_json(),
-            "found": found_json(self.found),
+            "found": self.found.shown(),
         }
 
 
@@ -47,11 +47,6 @@ class Judgement(NamedTuple):
     @property
     def nothing(self) -> bool:
         return not (self.put or self.drop or self.give_back or self.compile or self.drop_pyc)
-
-
-def found_json(state: State) -> dict[str, Any]:
-    """Return a state as it was found; `State.to_json` knows only what a plan can want."""
-    return state.to_json() if state.type in ("file", "link", "absent") else {"type": state.type}
 
 
 def judge(
@@ -166,16 +161,6 @@ def _bytecode_work(
     return make, gone
 
 
-def proven(
-    tree: TreeReader, pyc: str, source: State, receipt: Receipt, python: Mapping[str, str]
-) -> bool:
-    """True when the receipt proves the pyc: we made these bytes of this source with this Python."""
-    record = receipt.pycs.get(pyc)
-    if record is None or receipt.python != dict(python) or record["source"] != source.sha256:
-        return False
-    return tree.state(pyc).sha256 == record["sha256"]
-
-
 def refuse_conflicts(conflicts: Iterable[Conflict]) -> None:
     """Raise Refused naming every conflict with its three digests."""
     listed = list(conflicts)
@@ -252,28 +237,6 @@ def _normal(name: str) -> str:
     # As PyPI compares names: case and runs of - _ . do not matter.
     parts = name.lower().replace("_", "-").replace(".", "-").split("-")
     return "-".join(part for part in parts if part)
-
-
-def tree_of(plan: Plan, tree: TreeReader) -> str:
-    """Return the identity `tree` of what is there now over the plan's paths."""
-    table = []
-    for entry in plan.files:
-        s = tree.state(entry.path)
-        table.append([entry.path, s.type, s.mode, s.sha256, s.link])
-    return digest(sorted(table))
-
-
-def file_state(entry: PlannedFile, state: State) -> FileState:
-    """Return what verify says of the file itself; its bytecode is judged apart."""
-    want = entry.want
-    if state.same_content(want):
-        wrong = want.type == "file" and state.mode != want.mode
-        return FileState.WRONG_MODE if wrong else FileState.OK
-    if want.absent:
-        return FileState.LEFT_OVER
-    if any(state.same_content(other) for other in entry.assume):
-        return FileState.STILL_BASE if not state.absent else FileState.MISSING
-    return FileState.MISSING if state.absent else FileState.CHANGED
 
 
 def chain(path: str) -> list[str]:

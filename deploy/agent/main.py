@@ -11,16 +11,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import IO, Any
 
 from .blobs import Blobs, ZipBlobs
-from .journal import read_journal, recover
-from .judge import Judgement, judge, refuse_conflicts, requirements
 from .plan import Plan
 from .probe import Probe, origins
-from .receipt import Receipt, read_receipt
 from .tree import TreeReader, TreeWriter
-from .words import BundleError, Exit, FileState, Refused, Unfit, Verb, digest, printable
+from .words import BundleError, Exit, Unfit, Verb, digest, printable
 
 SCHEMA = "evidence/1"
 _OUTCOMES = {
@@ -32,6 +30,25 @@ _OUTCOMES = {
     Exit.DIFFERS: "differs",
     Exit.INTERRUPTED: "interrupted",
 }
+
+# Verb -> (module, function). A module is loaded by those who ask for it only: every line of the
+# agent is compiled anew on every call, since a bundle carries no bytecode.
+_VERBS = {
+    Verb.FACTS: ("verbs", "facts"),
+    Verb.CHECK: ("verbs", "check"),
+    Verb.DEPLOY: ("verbs", "deploy"),
+    Verb.VERIFY: ("verbs", "verify"),
+    Verb.RESTORE: ("verbs", "restore"),
+    Verb.STATUS: ("verbs", "status"),
+    Verb.SERVICE: ("serve", "look"),
+    Verb.START: ("serve", "start"),
+    Verb.RECORD: ("serve", "note"),
+    Verb.STOP: ("serve", "stop"),
+    Verb.MARKERS: ("serve", "read_markers"),
+    Verb.DOCTOR: ("doctor", "examine"),
+}
+# These ask the service's interpreter, which answers while the rest of the agent is being loaded.
+_ASKING = (Verb.CHECK, Verb.DEPLOY, Verb.VERIFY)
 
 
 class Request:
@@ -81,6 +98,10 @@ class Call:
 
     def say(self, line: str) -> None:
         _tell(self._err, printable(line))
+
+    def since(self) -> str:
+        """Return when the call began, in UTC."""
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started))
 
     def writer(self) -> TreeWriter:
         assert isinstance(self.tree, TreeWriter)
@@ -153,7 +174,10 @@ def run(raw: Mapping[str, Any], blobs: Blobs, out: IO[str], err: IO[str]) -> int
         evidence = _blank(request)
         call = Call(request, blobs, err)
         evidence = call.evidence
-        _VERBS[request.verb](call)
+        if request.verb in _ASKING:
+            call.ask_python()
+        module, name = _VERBS[request.verb]
+        getattr(import_module(f".{module}", __package__), name)(call)
         code = call.exit
     except BundleError as error:
         code = error.exit
@@ -218,14 +242,10 @@ def _blank_raw(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _incidental(call: Call | None) -> dict[str, Any]:
     info: dict[str, Any] = {"host": os.uname().nodename, "agent_python": sys.version.split()[0]}
     if call:
-        info["time"] = _utc(call.started)
+        info["time"] = call.since()
         info["duration"] = round(time.time() - call.started, 4)
         info["root"] = call.tree.root
     return info
-
-
-def _utc(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def _agent_digest(bundle: ZipBlobs) -> str:
@@ -240,323 +260,6 @@ def _agent_digest(bundle: ZipBlobs) -> str:
             found.update(text)
     return found.hexdigest()
 
-
-def _check(call: Call) -> None:
-    judged = _judged(call)
-    refuse_conflicts(judged.conflicts)
-    call.evidence["outcome"] = "nothing to do" if judged.nothing else "would change"
-    call.exit = Exit.OK if judged.nothing else Exit.DIFFERS
-
-
-def _judged(call: Call) -> Judgement:
-    call.ask_python()
-    receipt = read_receipt(call.tree)
-    call.evidence["requires"] = requirements(call.tree, call.plan.requires)
-    judged = judge(call.tree, call.plan, receipt, call.python())
-    _note(call, judged, receipt)
-    return judged
-
-
-def _note(call: Call, judged: Judgement, receipt: Receipt) -> None:
-    call.evidence["met"] = _met(call, judged, receipt)
-    call.evidence["conflicts"] = [conflict.to_json() for conflict in judged.conflicts]
-    acts = {
-        "put": [entry.path for entry in judged.put],
-        "drop": list(judged.drop),
-        "give back": list(judged.give_back),
-        "compile": list(judged.compile),
-        "drop pyc": list(judged.drop_pyc),
-    }
-    call.evidence["changes"] = {name: paths for name, paths in acts.items() if paths}
-
-
-def _met(call: Call, judged: Judgement, receipt: Receipt) -> str:
-    """Say in what state the target was met."""
-    if read_journal(call.tree) is not None:
-        return "interrupted"
-    if not receipt.exists:
-        return "first contact"
-    if call.request.plan and receipt.plan != call.request.plan.digest:
-        return "other plan"
-    if call.request.verb is Verb.RESTORE:
-        return "drifted" if judged.conflicts else "deployed"
-    return "deployed" if judged.nothing and not judged.conflicts else "drifted"
-
-
-def _deploy(call: Call) -> None:
-    from .apply import carry_out, draft_deploy
-    from .lock import Lock, Watch
-
-    request, tree = call.request, call.writer()
-    watch = Watch(request.line)
-    watch.arm()
-    call.ask_python()
-    lock = Lock(tree, request.wait)
-    try:
-        _recovered(call)
-        judged = _judged(call)
-        refuse_conflicts(judged.conflicts)
-        receipt = read_receipt(tree)
-        if judged.nothing and receipt.plan == call.plan.digest:
-            call.evidence["outcome"] = "nothing to do"
-        else:
-            _refuse_running(call, judged)
-            who = _who(call)
-            draft = draft_deploy(
-                tree,
-                call.plan,
-                call.blobs,
-                judged,
-                receipt,
-                python=call.python_path(),
-                timeout=request.timeout,
-                identities=_identities(call),
-                incidental=who,
-            )
-            carry_out(draft, lock, watch, who, call.say)
-            call.evidence["outcome"] = "deployed"
-    finally:
-        lock.release()
-    _report_files(call)
-
-
-def _recovered(call: Call) -> None:
-    if done := recover(call.writer()):
-        call.evidence["incidental"]["recovered"] = done
-        call.say(f"an interrupted call was {done}")
-
-
-def _identities(call: Call) -> dict[str, str]:
-    plan = call.plan
-    return {
-        "plan": plan.digest,
-        "payload": plan.payload,
-        "inputs": call.request.inputs,
-        "tree": plan.tree,
-    }
-
-
-def _who(call: Call) -> dict[str, Any]:
-    return {
-        "pid": os.getpid(),
-        "host": os.uname().nodename,
-        "since": _utc(call.started),
-        "operator": call.request.operator,
-        "plan": call.request.plan.digest if call.request.plan else "",
-        "verb": call.request.verb.value,
-    }
-
-
-def _refuse_running(call: Call, judged: Judgement) -> None:
-    if call.request.force_running or judged.nothing:
-        return
-    from .process import holders
-
-    package = call.plan.package
-    try:
-        found = holders(call.tree.resolved(""), call.tree.resolved(package))
-    except OSError:
-        return  # no package yet, so nobody runs it
-    if found:
-        lines = "".join(f"\n    {holder}" for holder in found)
-        raise Refused(
-            "a process runs from this site",
-            why=f"it would go on with the old code:{lines}",
-            fix="stop it first; or --force-running, and start it again afterwards",
-        )
-
-
-def _report_files(call: Call) -> None:
-    """Add what is on the disk now, read back."""
-    from .judge import file_state
-    from .verify import Row
-
-    rows = []
-    for entry in call.plan.files:
-        found = call.tree.state(entry.path)
-        rows.append(Row(entry.path, file_state(entry, found), found))
-    table = sorted([r.path, r.found.type, r.found.mode, r.found.sha256, r.found.link] for r in rows)
-    call.evidence["files"] = [row.to_json() for row in rows]
-    call.evidence["tree"] = digest(table)
-
-
-def _verify(call: Call) -> None:
-    from .verify import verify
-
-    call.ask_python()
-    tree, plan = call.tree, call.plan
-    receipt = read_receipt(tree)
-    python = call.python()
-    rows, identity = verify(
-        tree,
-        plan,
-        receipt,
-        python,
-        call.python_path(),
-        recompile=call.request.recompile,
-        timeout=call.request.timeout,
-    )
-    evidence = call.evidence
-    evidence["files"] = [row.to_json() for row in rows]
-    evidence["tree"] = identity
-    _add_shadowed(evidence, plan.package)
-    interrupted = read_journal(tree) is not None
-    bad = [row for row in evidence["files"] if row["state"] != FileState.OK.value]
-    for row in bad:
-        call.say(f"{row['state']}: {row['path']} {row.get('why', '')}".rstrip())
-    if interrupted:
-        call.say("an interrupted deploy or restore waits to be finished: run deploy again")
-    evidence["met"] = _met_verified(receipt, plan, bool(bad), interrupted)
-    evidence["outcome"] = "differs" if bad or interrupted else "verified"
-    call.exit = Exit.DIFFERS if bad or interrupted else Exit.OK
-
-
-def _met_verified(receipt: Receipt, plan: Plan, bad: bool, interrupted: bool) -> str:
-    if interrupted:
-        return "interrupted"
-    if not receipt.exists:
-        return "first contact"
-    if receipt.plan != plan.digest:
-        return "other plan"
-    return "drifted" if bad else "deployed"
-
-
-def _add_shadowed(evidence: dict[str, Any], package: str) -> None:
-    """Turn an import that comes from elsewhere into a row: right files that nobody loads."""
-    places = evidence["origin"].items()
-    reasons = [f"from {k}: {v['why']}" for k, v in places if v["state"] != "ok"]
-    if not reasons:
-        return
-    path = f"{package}/__init__.py"
-    rows = [row for row in evidence["files"] if row["path"] != path]
-    row = next((row for row in evidence["files"] if row["path"] == path), {"path": path})
-    if row.get("state", "ok") == FileState.OK.value:
-        row = {**row, "state": FileState.SHADOWED.value, "why": "; ".join(reasons)}
-    evidence["files"] = sorted([*rows, row], key=lambda item: str(item["path"]))
-
-
-def _restore(call: Call) -> None:
-    from .apply import carry_out, draft_restore
-    from .lock import Lock, Watch
-
-    request, tree = call.request, call.writer()
-    watch = Watch(request.line)
-    watch.arm()
-    lock = Lock(tree, request.wait)
-    try:
-        _recovered(call)
-        receipt = read_receipt(tree)
-        if not receipt.exists:
-            call.evidence["outcome"] = "nothing to restore"
-            return
-        judged = judge(tree, None, receipt, {})
-        _note(call, judged, receipt)
-        refuse_conflicts(judged.conflicts)
-        if request.plan:
-            _refuse_running(call, judged)
-        carry_out(draft_restore(tree, judged, receipt), lock, watch, _who(call), call.say)
-        call.evidence["outcome"] = "restored"
-    finally:
-        lock.release()
-
-
-def _facts(call: Call) -> None:
-    tree = call.tree
-    room = os.statvfs(tree.site_fd)
-    receipt = read_receipt(tree)
-    if call.request.plan and call.request.python:
-        call.python()
-    call.evidence["receipt"] = receipt.identities
-    call.evidence["versions"] = _versions(tree)
-    call.evidence["incidental"].update(
-        euid=os.geteuid(),
-        free=room.f_bavail * room.f_frsize,
-        boot=_first_line("/proc/sys/kernel/random/boot_id"),
-        file_system=_file_system(os.fstat(tree.site_fd).st_dev),
-        deployed=receipt.incidental,
-    )
-    call.evidence["outcome"] = "answered"
-
-
-def _versions(tree: TreeReader) -> dict[str, str]:
-    names = [n for n in tree.names("") if n.endswith(".dist-info")]
-    return dict(sorted(n[: -len(".dist-info")].rpartition("-")[::2] for n in names))
-
-
-def _file_system(device: int) -> str:
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                fields = line.split()
-                if fields[2] == wanted:
-                    return fields[fields.index("-") + 1]
-    except OSError:
-        pass
-    return "unknown"
-
-
-def _first_line(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.readline().strip()
-    except OSError:
-        return ""
-
-
-def _status(call: Call) -> None:
-    """Say what is deployed, without a plan."""
-    receipt = read_receipt(call.tree)
-    interrupted = read_journal(call.tree) is not None
-    call.evidence["receipt"] = receipt.identities
-    call.evidence["incidental"]["deployed"] = receipt.incidental
-    if interrupted:
-        call.evidence["met"] = "interrupted"
-    elif not receipt.exists:
-        call.evidence["met"] = "first contact"
-    else:
-        judged = judge(call.tree, None, receipt, {})
-        _note(call, judged, receipt)
-        del call.evidence["changes"]
-        plan = call.request.plan
-        other = plan is not None and plan.digest != receipt.plan
-        call.evidence["met"] = (
-            "drifted" if judged.conflicts else "other plan" if other else "deployed"
-        )
-    call.evidence["outcome"] = "answered"
-
-
-def _service(name: str) -> Callable[[Call], None]:
-    """A verb about the service; its modules are loaded by those who ask for it only."""
-
-    def verb(call: Call) -> None:
-        from . import serve
-
-        getattr(serve, name)(call)
-
-    return verb
-
-
-def _doctor(call: Call) -> None:
-    from .doctor import examine
-
-    examine(call)
-
-
-_VERBS = {
-    Verb.FACTS: _facts,
-    Verb.CHECK: _check,
-    Verb.DEPLOY: _deploy,
-    Verb.VERIFY: _verify,
-    Verb.RESTORE: _restore,
-    Verb.STATUS: _status,
-    Verb.SERVICE: _service("look"),
-    Verb.START: _service("start"),
-    Verb.RECORD: _service("note"),
-    Verb.STOP: _service("stop"),
-    Verb.MARKERS: _service("read_markers"),
-    Verb.DOCTOR: _doctor,
-}
 
 USAGE = """\
 usage: python3 BUNDLE check|deploy|verify|restore|facts|status [options]

@@ -2,13 +2,16 @@
 
 `Plan.parse` is the only door in: whatever it lets through is safe to act on. The same type is
 built by `deploy.plan` on the operator's machine and parsed by the agent: one way for the data.
+
+The values are named tuples, not dataclasses: importing `dataclasses` would cost a verify a tenth of
+its time. Build them with keywords.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from .words import BundleError, Exit, digest
 
@@ -51,8 +54,7 @@ def checked_path(text: object) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(NamedTuple):
     """What is, or must be, at one path: a file, a link, or nothing.
 
     `mode` is four octal digits; of an assumed state it is information only, since git keeps no more
@@ -86,6 +88,10 @@ class State:
             return {"type": "link", "link": self.link}
         return {"type": "absent"}
 
+    def shown(self) -> dict[str, Any]:
+        """Return a state as it was found, which may be of a type that no plan can want."""
+        return self.to_json() if self.type in ("file", "link", "absent") else {"type": self.type}
+
     @classmethod
     def parse(cls, raw: object, where: str) -> State:
         value = _record(raw, where)
@@ -112,8 +118,7 @@ class State:
 ABSENT = State()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedFile:
+class PlannedFile(NamedTuple):
     """One path below the site: what must be there, and what may be there before.
 
     `assume` holds every state the target may show before the first deploy: usually the base
@@ -121,9 +126,9 @@ class PlannedFile:
     """
 
     path: str
-    role: str = "data"  # "module" (a .py, compiled), "data", or "extension" (a shared object)
     want: State
     assume: tuple[State, ...]
+    role: str = "data"  # "module" (a .py, compiled), "data", or "extension" (a shared object)
 
     @property
     def compiled(self) -> bool:
@@ -139,20 +144,18 @@ class PlannedFile:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extension:
+class Extension(NamedTuple):
     """One compiled module that must load, and the ops it must register (name -> schema or "")."""
 
     module: str
     namespace: str
-    ops: Mapping[str, str] = field(default_factory=dict)
+    ops: Mapping[str, str] = MappingProxyType({})
 
     def to_json(self) -> dict[str, Any]:
         return {"module": self.module, "namespace": self.namespace, "ops": dict(self.ops)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(NamedTuple):
     """What must be true on a target. `files` are sorted by path and unique.
 
     `python`, `site`, `env_script` and `launch_dir` are the manifest's absolute paths as seen from
@@ -165,7 +168,7 @@ class Plan:
     site: str
     env_script: str = ""
     launch_dir: str = ""
-    requires: Mapping[str, str] = field(default_factory=dict)
+    requires: Mapping[str, str] = MappingProxyType({})
     files: tuple[PlannedFile, ...] = ()
     extensions: tuple[Extension, ...] = ()
 

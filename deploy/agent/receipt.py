@@ -7,6 +7,7 @@ container has neither the changes nor a record of them.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from .plan import State
@@ -16,6 +17,7 @@ from .words import Stuck
 HOME = ".dcu-bundle"
 RECEIPT = f"{HOME}/receipt.json"
 KEPT = f"{HOME}/kept"
+JOURNAL = f"{HOME}/journal"
 SCHEMA = "receipt/1"
 
 
@@ -76,3 +78,18 @@ def read_receipt(tree: TreeReader) -> Receipt:
             why=f"{tree.visible(RECEIPT)}: {err}",
             fix="the originals lie beside it in kept/: put them back by hand, or rebuild it",
         ) from err
+
+
+def interrupted(tree: TreeReader) -> bool:
+    """True when a deploy or restore was begun and is neither finished nor undone."""
+    return tree.exists(JOURNAL)
+
+
+def proven(
+    tree: TreeReader, pyc: str, source: State, receipt: Receipt, python: Mapping[str, str]
+) -> bool:
+    """True when the receipt proves the pyc: we made these bytes of this source with this Python."""
+    record = receipt.pycs.get(pyc)
+    if record is None or receipt.python != dict(python) or record["source"] != source.sha256:
+        return False
+    return tree.state(pyc).sha256 == record["sha256"]

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .judge import file_state, found_json, proven
 from .plan import Plan, PlannedFile, State
 from .pyc import Compiler, cache_file, cache_files
-from .receipt import Receipt
+from .receipt import Receipt, proven
 from .tree import TreeReader
 from .words import FileState, digest, printable
 
@@ -34,7 +33,7 @@ class Row(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         row: dict[str, Any] = {"path": self.path, "state": self.state.value}
-        row["found"] = found_json(self.found)
+        row["found"] = self.found.shown()
         if self.why:
             row["why"] = self.why
         if self.proof:
@@ -99,6 +98,19 @@ def _look(
     if not recompile and proven(tree, wanted, found, receipt, python):
         return row._replace(proof="receipt"), ""
     return row, wanted
+
+
+def file_state(entry: PlannedFile, state: State) -> FileState:
+    """Return what verify says of the file itself; its bytecode is judged apart."""
+    want = entry.want
+    if state.same_content(want):
+        wrong = want.type == "file" and state.mode != want.mode
+        return FileState.WRONG_MODE if wrong else FileState.OK
+    if want.absent:
+        return FileState.LEFT_OVER
+    if any(state.same_content(other) for other in entry.assume):
+        return FileState.STILL_BASE if not state.absent else FileState.MISSING
+    return FileState.MISSING if state.absent else FileState.CHANGED
 
 
 def _settle_doubt(
