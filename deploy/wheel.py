@@ -32,6 +32,7 @@ from deploy.git import Git, GitFailed, commit_head, fast_import, init_bare, quot
 __all__ = ["Wheel", "WheelSpec", "base_commit", "fetch", "pack", "unpack"]
 
 PIECE = 1 << 20
+THREADS = 2  # inflating, hashing and writing leave the interpreter's lock alone
 PIP_SECONDS = 3600
 MOST_FILES = 100_000
 MOST_BYTES = 16 << 30
@@ -235,8 +236,9 @@ def unpack(wheel: Wheel, dest: Path) -> None:
                 made = _below(staged, folder)
                 made.mkdir()
                 made.chmod(0o755)  # mkdir's own mode obeys the umask
-            for member in members:
-                _write(archive, member, _below(staged, member.path))
+            with ThreadPoolExecutor(max_workers=THREADS) as pool:
+                # list: it waits for every write and raises what any of them raised.
+                list(pool.map(lambda m: _write(archive, m, _below(staged, m.path)), members))
         staged.chmod(0o755)
         staged.rename(dest)
     except BaseException:
@@ -310,8 +312,7 @@ def _import(git: Git, archive: zipfile.ZipFile, members: list[Member], wheel: Wh
         with archive.open(member.info) as source:
             return write_blob(git, _pieces(source), member.info.file_size)
 
-    # Two threads: inflating and hashing leave the interpreter's lock alone.
-    with ThreadPoolExecutor(max_workers=2) as pool:
+    with ThreadPoolExecutor(max_workers=THREADS) as pool:
         oids = list(pool.map(blob, members))
     newest = max((m.info.date_time for m in members), default=(1980, 1, 1, 0, 0, 0))
     time = max(EARLIEST, calendar.timegm(newest))

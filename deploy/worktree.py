@@ -6,7 +6,7 @@ file is read and its id compared. Nothing is written, but for the throw-away com
 """
 
 # Paths of git are bytes, and pathlib has none of those.
-# ruff: noqa: PTH114, PTH115, PTH118
+# ruff: noqa: PTH112, PTH114, PTH115, PTH118
 from __future__ import annotations
 
 import hashlib
@@ -217,6 +217,9 @@ class _Look:
             else:
                 self._add(path, _with_bits("deleted", entry))
             return
+        except OSError as err:
+            self._add(path, f"unreadable: {err.strerror}")
+            return
         same = oid == entry.oid
         if not same and (why := self._filtered(where, state, entry)):
             self.notes.append(f"{printable(path)}: the work tree differs from the blob by {why}")
@@ -321,15 +324,25 @@ def _walk(top: bytes, folders: Iterable[str], skipped: set[bytes]) -> Iterator[b
     Neither `.git` nor the folders `skipped` are entered.
     """
     for folder in folders:
-        if os.path.islink(os.path.join(top, _raw(folder))):
-            continue  # os.walk would follow it, out of the repository perhaps
-        for where, names, files in os.walk(os.path.join(top, _raw(folder))):
+        start = os.path.join(top, _raw(folder))
+        if os.path.islink(start) or not os.path.isdir(start):
+            continue  # os.walk would follow a link, out of the repository perhaps
+        for where, names, files in os.walk(start, onerror=_unreadable):
             inside = os.path.relpath(where, top)
             paths = {name: os.path.normpath(os.path.join(inside, name)) for name in names}
             names[:] = [n for n in names if n != b".git" and paths[n] not in skipped]
             links = [n for n in names if os.path.islink(os.path.join(where, n))]
             for name in (*files, *links):
                 yield os.path.normpath(os.path.join(inside, name))
+
+
+def _unreadable(err: OSError) -> None:
+    # Left to itself, os.walk passes over a folder that it cannot list.
+    raise BadValues(
+        f"the folder {printable(os.fsdecode(err.filename))} cannot be looked through",
+        why=str(err.strerror),
+        fix="make it readable; without that nobody knows whether it holds an uncommitted edit",
+    ) from err
 
 
 def _could_be_source(path: str) -> bool:

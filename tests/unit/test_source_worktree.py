@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from deploy.errors import BadValues
+from deploy.layout import HERE
 from deploy.source import Rules, delta, worktree_commit
 from deploy.values import Delta
 
@@ -217,6 +219,44 @@ def test_an_edit_inside_a_submodule_is_found(repo: Checkout, tmp_path: Path) -> 
         f"vllm/third (submodule at {inner.base} instead of {inner.head}), "
         "vllm/third/vllm/b.py (modified, in a submodule)"
     )
+
+
+def test_a_file_that_cannot_be_reached_is_no_clean_one(repo: Checkout) -> None:
+    repo.write("vllm/sub/c.py", "C = 1\n")
+    repo.head = repo.commit()
+    shutil.rmtree(repo.folder / "vllm/sub")
+    (repo.folder / "vllm/sub").symlink_to("sub")
+
+    assert "vllm/sub/c.py (unreadable: Too many levels of symbolic links)" in repo.why()
+
+
+WALK = """
+import os, sys
+from deploy.worktree import _walk
+os.fchdir(int(sys.argv[1]))
+os.setuid(65534)
+list(_walk(b".", ["vllm"], set()))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_a_folder_that_cannot_be_listed_is_named(repo: Checkout) -> None:
+    repo.write("vllm/shut/__pycache__/x.pyc", "1")
+    (repo.folder / "vllm/shut").chmod(0)
+    me = os.open(repo.folder, os.O_RDONLY)
+    try:
+        done = subprocess.run(
+            (sys.executable, "-c", WALK, str(me)),
+            pass_fds=[me],
+            capture_output=True,
+            check=False,
+            timeout=60,
+            env={"PYTHONPATH": str(HERE.top)},
+        )
+    finally:
+        os.close(me)
+
+    assert b"the folder ./vllm/shut cannot be looked through" in done.stderr
 
 
 def test_names_that_are_no_text_are_found_and_printed_safely(repo: Checkout) -> None:
