@@ -189,7 +189,11 @@ def alias_flood(levels: int) -> str:
         ("a: " + "[x, " * 32, "more than 32 levels deep"),
         ("[" * 100_000, "more than 32 levels deep"),
         ("{a: " * 50_000, "more than 32 levels deep"),
-        ("- x\n" * 20_001, "more than 20,000 values, aliases counted as what they name"),
+        pytest.param(
+            "- x\n" * 20_001,
+            "more than 20,000 values, aliases counted as what they name",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["alias flood", "just too deep", "lists", "mappings", "many values"],
 )

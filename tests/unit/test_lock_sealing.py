@@ -86,6 +86,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(JSON)
 def test_any_value_survives_the_file_for_us_and_for_other_readers(value: Any) -> None:
@@ -156,6 +157,7 @@ def test_what_readers_would_not_agree_on_is_not_written(value: Any, why: str) ->
         lock_text(Lock(INPUTS | {"value": value}, EXPECT))
 
 
+@pytest.mark.slow
 def test_every_changed_byte_is_noticed(path: Path) -> None:
     small = Lock({"schema": 1, "manifest": {"a": ["b"]}, "files": FILES}, {"plan": "a" * 64})
     write_lock(path, small)

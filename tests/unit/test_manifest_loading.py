@@ -448,6 +448,7 @@ def scalar(text: str, choose: Callable[[int], int]) -> str:
     return json.dumps(text) if style == 1 else "'" + text.replace("'", "''") + "'"
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.data())
 def test_order_quotes_comments_and_style_change_no_meaning(data: st.DataObject) -> None:
