@@ -70,8 +70,8 @@ class Contents:
         return self._known[name]
 
     def all_of(self, item: Object) -> str:
-        """Return one digest over all inputs of an object, names included."""
-        sha = hashlib.sha256()
+        """Return one digest over an object and all its inputs, names included."""
+        sha = hashlib.sha256(self.of(f"build/{item.path}").encode())
         for name in item.inputs:
             sha.update(f"{name}\0{self.of(name)}\n".encode())
         return sha.hexdigest()

@@ -59,7 +59,7 @@ def build_failed(facts: log.Facts, path: Path, folder: Path) -> BundleError:
     return BadValues(f"building {what} failed", why=why, fix=f"correct the source; see {path}")
 
 
-def only_arch(request: BuildRequest, commands: log.Facts, fresh: bool) -> None:
+def only_arch(request: BuildRequest, commands: log.Facts) -> None:
     """Require that the command lines name exactly the asked arch."""
     found = commands.archs
     if found == (request.arch,):
@@ -73,9 +73,7 @@ def only_arch(request: BuildRequest, commands: log.Facts, fresh: bool) -> None:
     raise BadValues(
         f"the build would not compile for exactly {request.arch}",
         why=why + listed,
-        fix=f"make CMakeLists.txt take {request.arch} from PYTORCH_ROCM_ARCH"
-        if fresh
-        else f"remove {request.binary} and build again",
+        fix=f"make CMakeLists.txt take {request.arch} from PYTORCH_ROCM_ARCH",
     )
 
 
@@ -92,13 +90,15 @@ def supported(source: Path) -> tuple[str, tuple[str, ...]] | None:
 
 def objects_are_fresh(
     items: Iterable[objects.Object],
-    compiled: set[str],
-    recorded: Mapping[str, str],
+    facts: log.Facts,
+    known: Mapping[str, str],
     contents: objects.Contents,
-    reasons: Sequence[str],
 ) -> dict[str, str]:
-    """Return object -> digest of all it was compiled from; raise when one is older than that."""
-    known = {} if reasons else recorded
+    """Return object -> digest of all it was compiled from; raise when one is older than that.
+
+    `known` holds the digests of the last build in this folder, if it goes on from one.
+    """
+    compiled = {step.output for step in facts.compiled}
     fresh: dict[str, str] = {}
     stale = []
     for item in items:

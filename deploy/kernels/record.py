@@ -19,7 +19,7 @@ from typing import Any
 
 from deploy.errors import BadValues, Refused
 
-from .request import Artefact, BuildRequest
+from .request import BuildRequest
 from .tree import Laid, Listing
 
 FILE = "record.json"
@@ -44,6 +44,11 @@ class Record:
     objects: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> list[str]:
+        """The changed sources that the last build proved to be compiled."""
+        return list(self.evidence.get("changed", ()))
 
     def differs(self, listing: Listing) -> set[str]:
         """Return the paths whose content is not that of the last complete build."""
@@ -75,17 +80,13 @@ def read(folder: Path) -> Record:
 
 
 def started(
-    request: BuildRequest,
-    before: Record,
-    asked: Mapping[str, Any],
-    files: Mapping[str, str],
-    clean: bool,
+    before: Record, asked: Mapping[str, Any], files: Mapping[str, str], head: str, *, clean: bool
 ) -> Record:
     """Write down that a build is under way; what the objects came from stays known."""
     now = Record(
-        request.build_dir,
+        before.folder,
         asked=dict(asked),
-        head=request.head,
+        head=head,
         listing={} if clean else before.listing,
         objects={} if clean else before.objects,
         files=dict(files),
@@ -119,24 +120,6 @@ def configured_by(path: str) -> bool:
     """True for a file that decides how a tree is configured: its cached values would stay."""
     name = path.rsplit("/", 1)[-1]
     return name in ("CMakeLists.txt", "CMakePresets.json") or name.endswith((".cmake", ".cmake.in"))
-
-
-def kept(before: Record, request: BuildRequest) -> tuple[Artefact, ...] | None:
-    """Return the collected artefacts of the last build, if each still has the bytes it had."""
-    import hashlib
-
-    found = []
-    for row in before.evidence.get("artefacts", ()):
-        file = request.out / row["path"]
-        try:
-            same = hashlib.sha256(file.read_bytes()).hexdigest() == row["sha256"]
-        except OSError:
-            return None
-        if not same or file.is_symlink():
-            return None
-        values = {key: row[key] for key in ("module", "path", "mode", "size", "sha256")}
-        found.append(Artefact(file=file, **values))
-    return tuple(found) if found and (request.out / "kernels.json").is_file() else None
 
 
 def own(folder: Path) -> None:

@@ -37,18 +37,12 @@ def lay(git: Git, commit: str, folder: Path, keep: Iterable[str] = ()) -> Laid:
         BadValues: the commit is not there, or what lies there afterwards has another tree id.
     """
     with git.objects() as objects:
-        found = objects.commit(commit)
-        if found is None:
-            raise BadValues(
-                f"cannot lay out commit {commit}",
-                why=f"{git.folder} does not hold it",
-                fix="fetch it, or correct source.head in the manifest",
-            )
-        listing = _listing(objects, found.tree)
+        want = _read(git, objects, commit)
+        listing = want.listing
         before = scan(folder)
         kept = set(keep)
         removed = sorted(path for path in before if path not in listing and path not in kept)
-        stale = sorted(path for path, want in listing.items() if before.get(path) != want)
+        stale = sorted(path for path, row in listing.items() if before.get(path) != row)
         for path in removed:
             (folder / path).unlink()
         _drop_empty_folders(folder)
@@ -56,13 +50,19 @@ def lay(git: Git, commit: str, folder: Path, keep: Iterable[str] = ()) -> Laid:
             _write(objects, folder, path, *listing[path])
     after = {path: row for path, row in scan(folder).items() if path not in kept}
     laid = tree_id({**after, **_submodules(listing)})
-    if laid != found.tree:
+    if laid != want.tree:
         raise BadValues(
             f"what was laid out in {folder} is not commit {commit}",
-            why=f"it has the tree id {laid}, the commit says {found.tree}",
+            why=f"it has the tree id {laid}, the commit says {want.tree}",
             fix="look for another process that writes there, and build again",
         )
-    return Laid(found.tree, listing, tuple(stale), tuple(removed))
+    return Laid(want.tree, listing, tuple(stale), tuple(removed))
+
+
+def of(git: Git, commit: str) -> Laid:
+    """Return the tree of a commit without laying it anywhere."""
+    with git.objects() as objects:
+        return _read(git, objects, commit)
 
 
 def scan(folder: Path) -> dict[str, tuple[str, str]]:
@@ -127,6 +127,17 @@ def _listing(objects: Objects, tree: str) -> dict[str, tuple[str, str]]:
             )
         listing[path] = (entry.mode, entry.oid)
     return listing
+
+
+def _read(git: Git, objects: Objects, commit: str) -> Laid:
+    found = objects.commit(commit)
+    if found is None:
+        raise BadValues(
+            f"cannot lay out commit {commit}",
+            why=f"{git.folder} does not hold it",
+            fix="fetch it, or correct source.head in the manifest",
+        )
+    return Laid(found.tree, _listing(objects, found.tree), (), ())
 
 
 def _submodules(listing: Listing) -> dict[str, tuple[str, str]]:

@@ -1,0 +1,145 @@
+"""One build folder with the tools that work in it: what is asked for, what is there, what is left.
+
+Everything here looks; the only thing that acts is `command`, which runs one stage of a build and
+keeps its log.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deploy.agent.words import digest
+from deploy.git import Git
+
+from . import ccache, ninja, objects, preset, record, toolchain
+from .request import BuildRequest
+from .runner import Runner
+from .tree import Listing
+
+
+@dataclass
+class Workshop:
+    """`before` is what the folder remembers, `known` its digests of large toolchain files."""
+
+    request: BuildRequest
+    runner: Runner
+    before: record.Record
+    chain: toolchain.Toolchain
+    preset: preset.Preset
+    env: Mapping[str, str]
+    known: Mapping[str, str]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, request: BuildRequest, runner: Runner) -> Workshop:
+        """Look at the toolchain and at what the folder remembers.
+
+        Raises:
+            UnfitTarget: a tool is missing. BadValues: the preset cannot be used.
+        """
+        before = record.read(request.build_dir)
+        known = dict(before.files)
+        chain = toolchain.survey(request, runner, known)
+        rendered = _preset(request, chain)
+        cached = ccache.environment(
+            ccache_dir(request), request.ccache_size, request.build_dir, chain.digest
+        )
+        return cls(request, runner, before, chain, rendered, {**chain.env, **cached}, known)
+
+    @property
+    def git(self) -> Git:
+        return Git(self.request.repo, self.request.own_repo)
+
+    @property
+    def targets(self) -> list[str]:
+        return [want.target for want in self.request.extensions]
+
+    def asked(self, listing: Listing) -> dict[str, Any]:
+        """Return all that a build folder is configured for; another value means a new one."""
+        configuration = {p: list(r) for p, r in listing.items() if record.configured_by(p)}
+        stable = {k: v for k, v in toolchain.recorded(self.env).items() if k[:7] != "CCACHE_"}
+        return {
+            "arch": self.request.arch,
+            "preset": digest(dict(self.preset.document)),
+            "toolchain": self.chain.digest,
+            "environment": digest(stable),
+            "source": str(self.request.source),
+            "binary": str(self.request.binary),
+            "targets": self.targets,
+            # Values that a first configure run cached outlive an edit of what set them.
+            "configuration": digest(configuration),
+        }
+
+    def why_clean(self, listing: Listing) -> tuple[str, ...]:
+        """Return the reasons to configure in an empty folder."""
+        return record.why_clean(self.before, self.asked(listing), self.request)
+
+    def pending(self) -> list[str]:
+        """Return the steps that ninja would run now, but for the one that always runs."""
+        return ninja.pending(self.ninja, self.request.binary, self.targets)
+
+    def dependencies(self) -> tuple[objects.Object, ...]:
+        """Return the objects there are, with what the compiler said it read for each."""
+        if not (self.request.binary / "build.ninja").exists():
+            return ()
+        said = self.ninja("-t", "deps")
+        found = objects.dependencies(said, self.request.binary, self.request.source)
+        # ninja remembers the objects of targets that nobody builds any more.
+        return tuple(item for item in found if (self.request.binary / item.path).is_file())
+
+    def contents(self) -> objects.Contents:
+        return objects.Contents(self.request.binary, self.request.source)
+
+    def stale_objects(self) -> tuple[objects.Object, ...]:
+        return objects.stale(self.dependencies(), self.before.objects, self.contents())
+
+    def ninja(self, *args: str) -> str:
+        argv = (self.chain.tool("ninja"), *args)
+        return self.runner.ask(argv, env=self.env, cwd=self.request.binary)
+
+    def statistics(self) -> dict[str, int]:
+        return ccache.statistics(self.chain.tool("ccache"), self.runner, self.env)
+
+    def log(self, name: str) -> Path:
+        return self.request.build_dir / "logs" / f"{name}.log"
+
+    def command(self, name: str, argv: tuple[str, ...], seconds: int) -> int:
+        """Run one stage in the source folder; its output goes to the log of that name."""
+        say(f"{name}: {' '.join(argv[:4])} …")
+        path = self.log(name)
+        path.parent.mkdir(exist_ok=True)
+        start = time.monotonic()
+        cwd = self.request.source
+        code = self.runner.run(argv, env=self.env, cwd=cwd, log=path, seconds=seconds)
+        self.seconds[name] = round(time.monotonic() - start, 2)
+        return code
+
+
+def ccache_dir(request: BuildRequest) -> Path:
+    return request.ccache_dir or request.build_dir.parent / "ccache"
+
+
+def say(line: str) -> None:
+    print(f"kernels: {line}", file=sys.stderr, flush=True)
+
+
+def _preset(request: BuildRequest, chain: toolchain.Toolchain) -> preset.Preset:
+    values = {
+        "ARCH": request.arch,
+        "BINARY": str(request.binary),
+        "CCACHE": chain.tool("ccache"),
+        "HIP_COMPILER": chain.identity["hip"]["path"],
+        "JOBS": str(request.jobs or os.cpu_count() or 1),
+        "PYTHON": request.python,
+        "ROCM": chain.rocm,
+        "STAGE": str(request.build_dir / "stage"),
+    }
+    found = preset.render(request.presets, request.preset, values)
+    toolchain.check_preset(found.needs, chain)
+    return found
