@@ -52,6 +52,8 @@ def test(
     with tempfile.TemporaryDirectory() as scratch:
         tally = Path(scratch, "tally.json")
         argv = [sys.executable, "-E", "-m", "pytest", *map(str, folders), f"--tally={tally}"]
+        # A folder of this run's own: pytest's shared one is cleaned by whoever else runs tests.
+        argv += [f"--basetemp={scratch}/pytest"]
         argv += ["-m", _FAST] if fast else []
         argv += ["--live"] if live else []
         argv += ["-k", match] if match else []
