@@ -81,11 +81,20 @@ class Checkout:
         return subprocess.CompletedProcess(child.args, child.returncode, out, err)
 
 
+def _wrapped(path: Path, program: str | Path) -> Path:
+    """A script that is `program`; no link, since an interpreter finds its library by its path."""
+    path.write_text(f'#!/bin/sh\nexec "{program}" "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout whose venv was made; for tests that leave it as it is."""
-    checkout = Checkout(tmp_path_factory.mktemp("inv") / "a folder 文件夹")
-    first = checkout.run()
+    top = tmp_path_factory.mktemp("inv")
+    checkout = Checkout(top / "a folder 文件夹")
+    python = _wrapped(top / "a python", sys.executable)  # such a path is one word
+    first = checkout.run(env={"INV_PYTHON": str(python)})
     assert first.returncode == 0, first.stderr
     assert first.stdout == f"{os.getcwd()} -\n"
     assert "making .venv" in first.stderr
@@ -264,10 +273,9 @@ def _only(folder: Path, **programs: str | Path) -> str:
     for tool in ("sh", "readlink", "cmp", "grep", "rm", "cp", "mv", "tail"):
         (folder / tool).symlink_to(shutil.which(tool))
     for name, program in programs.items():
-        # A wrapper, not a link: an interpreter finds its library by the path it is called by.
-        wrapper = f'#!/bin/sh\nexec "{program}" "$@"\n'
-        (folder / name).write_text(wrapper if isinstance(program, Path) else program)
-        (folder / name).chmod(0o755)
+        script = _wrapped(folder / name, program)
+        if isinstance(program, str):
+            script.write_text(program)
     return str(folder)
 
 
