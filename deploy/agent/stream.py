@@ -28,12 +28,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from .blobs import MemoryBlobs
+from .judge import judge
 from .main import run
+from .plan import Plan
+from .receipt import read_receipt
 from .store import Aside, Store
-from .words import Exit, Interrupted, Refused, Verb
+from .tree import TreeReader
+from .words import BundleError, Exit, Interrupted, Refused, Verb
 
 BEAT = 3.0  # seconds between signs of life
-SILENCE = 60.0  # seconds without a byte of an expected content until the line is given up
+SILENCE = 30.0  # seconds without a byte of an expected content until the line is given up
 _MOST = 1 << 20  # bytes of one incoming frame
 
 
@@ -57,7 +61,7 @@ class Line:
 
     def write(self, text: str) -> int:
         """Be a text stream for the agent's lines of progress."""
-        for line in text.splitlines():
+        for line in filter(None, text.splitlines()):
             self.say(b"L", line.encode("utf-8", "backslashreplace"))
         return len(text)
 
@@ -111,14 +115,26 @@ class StreamBlobs:
         self._stored: set[str] = set()
         self._coming: list[str] = []
         self._aside: dict[str, Aside] = {}
+        self._trouble: BundleError | None = None
         self.received = 0  # bytes of contents, unpacked
 
     def has(self, sha256: str) -> bool:  # noqa: ARG002
         """The operator has every content of the plan."""
         return True
 
+    def fetch(self, wanted: Sequence[str]) -> None:
+        """Get these contents now; a failure is raised when somebody asks for one of them."""
+        try:
+            self.prepare(wanted)
+            while self._coming:
+                self._take_next()
+        except BundleError as err:
+            self._trouble = err
+
     def prepare(self, wanted: Sequence[str]) -> None:
         """Get ready to hand out these contents, in this order."""
+        if self._trouble:
+            raise self._trouble
         for sha in dict.fromkeys(wanted):
             if sha in self._stored or sha in self._aside or sha in self._coming:
                 continue
@@ -218,6 +234,7 @@ def _in_turn(
         if found["exit"] == Exit.OK:
             line.write("nothing to do: all is as planned")
             return [found]
+    blobs.fetch(_needed(first))
     said = [_call(first, blobs, line)]
     said[0]["incidental"]["received"] = blobs.received
     for one in later:
@@ -227,6 +244,30 @@ def _in_turn(
         line.write(f"{one.verb}, in a process of its own")
         said.append(one.finish(line))
     return said
+
+
+def _needed(request: Mapping[str, Any]) -> list[str]:
+    """Return the contents that a deploy will ask for, so that they are here before it locks.
+
+    A slow line, or one that dies, then holds no lock, and nothing has begun. Whatever is wrong with
+    the target is left to the deploy itself to find and to say.
+    """
+    if request["verb"] != Verb.DEPLOY.value:
+        return []
+    try:
+        plan = Plan.parse(request["plan"])
+        tree = TreeReader(str(request.get("root") or "/"), str(request.get("site") or plan.site))
+        receipt = read_receipt(tree)
+        judged = judge(tree, plan, receipt, receipt.python or {"tag": ""})
+        tree.close()
+    except (BundleError, OSError):
+        return []
+    wants = {entry.path: entry.want for entry in plan.files}
+    files = [entry.path for entry in judged.put if entry.path not in judged.compile]
+    if judged.conflicts:
+        return []
+    paths = (*judged.compile, *files)
+    return [wants[path].sha256 for path in paths if wants[path].type == "file"]
 
 
 def _call(request: Mapping[str, Any], blobs: Any, err: Any) -> dict[str, Any]:
@@ -291,7 +332,7 @@ class _Lines:
         self._voice = voice
 
     def write(self, text: str) -> int:
-        for line in text.splitlines():
+        for line in filter(None, text.splitlines()):
             self._voice.write(json.dumps(line) + "\n")
         return len(text)
 

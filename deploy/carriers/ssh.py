@@ -22,7 +22,7 @@ from typing import IO, Any
 import paramiko
 
 from deploy import inventory
-from deploy.agent.words import BundleError, Exit, canonical, digest, printable
+from deploy.agent.words import BundleError, Exit, Verb, canonical, digest, printable
 from deploy.bundle import Bundle
 from deploy.carriers import Request
 from deploy.carriers import ssh_wire as wire
@@ -35,7 +35,9 @@ from deploy.inventory import Host, Inventory
 from deploy.layout import HERE
 
 Tell = Callable[[str], None]
-_IMPORT = re.compile(r"^\s*from \.(\w+)? ?import (\w+)", re.MULTILINE)
+_IMPORT = re.compile(r"^\s*from \.(\w+)? ?import ([\w, ]+)", re.MULTILINE)
+# The agent's table of verbs: the modules that it loads by name.
+_VERB = re.compile(r"^\s*Verb\.(\w+): \(\"(\w+)\",", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,8 @@ class _Call:
         self._nonce = f"dcu-bundle-{secrets.token_hex(8)}-"
         self._writes = any(request.verb.writes for request in requests)
         self._last = "it said nothing yet"
-        agent = _agent(bundle.path, bundle.sha256)
+        verbs = {request.verb.name for request in requests} | {Verb.VERIFY.name}
+        agent = _agent(bundle.path, bundle.sha256, frozenset(verbs))
         plan = canonical(bundle.plan.to_json()).decode()
         self._parts = {_sha(agent): agent, _sha(plan): plan}
         self._job: dict[str, Any] = {
@@ -286,9 +289,9 @@ def _sudo(target: Ssh, said: str) -> BundleError | None:
     return UnfitTarget(f"sudo refused on {target.name}", why=f"{why}: {said}", fix=fix)
 
 
-@lru_cache(maxsize=4)
-def _agent(path: Path, sha256: str) -> str:  # noqa: ARG001  the digest is part of the cache's key
-    """Return the agent's sources of a bundle, those that `stream` needs, as one JSON text."""
+@lru_cache(maxsize=8)
+def _agent(path: Path, sha256: str, verbs: frozenset[str]) -> str:  # noqa: ARG001  part of the key
+    """Return the agent's sources of a bundle, those that these verbs need, as one JSON text."""
     with zipfile.ZipFile(path) as archive:
         names = [name for name in archive.namelist() if name.startswith("agent/")]
         texts = {Path(name).stem: archive.read(name).decode() for name in names}
@@ -298,12 +301,14 @@ def _agent(path: Path, sha256: str) -> str:  # noqa: ARG001  the digest is part 
             why="it was packed by a version of this product that did not know how",
             fix="make the bundle again: `inv bundle`",
         )
-    needed, todo = {"__init__"}, ["stream"]
+    needed = {"__init__"}
+    todo = ["stream", *(module for verb, module in _VERB.findall(texts["main"]) if verb in verbs)]
     while todo:
         name = todo.pop()
         if name in texts and name not in needed:
             needed.add(name)
-            todo += [a or b for a, b in _IMPORT.findall(texts[name])]
+            for module, names in _IMPORT.findall(texts[name]):
+                todo += [module] if module else [one.strip() for one in names.split(",")]
     return json.dumps({name: texts[name] for name in sorted(needed)}, sort_keys=True)
 
 

@@ -12,20 +12,27 @@ import threading
 import time
 from collections import deque
 from types import TracebackType
-from typing import Any
 
 
 class Relay:
     """Listens on a free port of 127.0.0.1 and passes each connection on to `port`.
 
-    `delay` is seconds one way. `cut_after` closes a connection once that many bytes went up
-    (to the server); None never does. `turns` counts how often bytes went up after some had come
-    down: the round trips that somebody waited for.
+    `delay` is seconds one way. A connection is closed once `cut_after` bytes went up (to the
+    server), or `cut_down_after` came down. `turns` counts how often bytes went up after some had
+    come down: the round trips that somebody waited for.
     """
 
-    def __init__(self, port: int, *, delay: float = 0.0, cut_after: int | None = None) -> None:
+    def __init__(
+        self,
+        port: int,
+        *,
+        delay: float = 0.0,
+        cut_after: int | None = None,
+        cut_down_after: int | None = None,
+    ) -> None:
         self._target = port
-        self.delay, self.cut_after = delay, cut_after
+        self.delay = delay
+        self.limits = {"up": cut_after, "down": cut_down_after}
         self.up = self.down = self.connections = self.turns = 0
         self._last_way = "down"
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -126,7 +133,7 @@ class _Direction:
                 return
 
     def _pass_on(self, data: bytes) -> bool:
-        limit: Any = self._relay.cut_after if self._way == "up" else None
+        limit = self._relay.limits[self._way]
         if limit is not None and self._passed + len(data) > limit:
             data = data[: max(0, limit - self._passed)]
         try:

@@ -6,7 +6,7 @@ set -eu
 . "$(dirname -- "$0")/debian.inc"
 
 verb=${1:-start}
-set -- openssh-server openssh-client openssh-sftp-server iproute2 sudo rsync tcsh zsh fish
+set -- openssh-server openssh-client openssh-sftp-server iproute2 sudo rsync tcsh zsh fish faketime
 
 # Debian starts a service when it is installed; a policy-rc.d (where there is none yet) forbids it.
 without_starting() {
