@@ -1,8 +1,12 @@
 """Ask the service's interpreter, started as the service would be, where it imports from.
 
-The probe runs twice: from a fresh empty folder, and from the folder the service is launched in,
-because ``python -m`` puts that folder first. It asks the finders for the top package and does not
-import it: importing vLLM needs torch, a device, and many seconds.
+It is asked twice: in the folder the service is launched in, because ``python -m`` puts that folder
+first, and in a fresh empty folder. It asks the finders for the top package and does not import it:
+importing vLLM needs torch, a device, and many seconds.
+
+One process answers both: its sys.path begins with the current folder by name ("", resolved anew at
+every import), so a change of folder asks the second question at half the cost. It starts in the
+launch folder, where the answer must be exact even for a relative PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -34,10 +38,18 @@ def ask(package):
     return {"origin": spec.origin, "places": None if places is None else [str(p) for p in places],
             "loader": None if loader is None else name(loader)}
 site = sys.modules.get("site")
-answer = {
+def answer(package):
+    return {"cwd": os.getcwd(), "path": list(sys.path), "spec": ask(package)}
+answers = {}
+package, empty, launch = sys.argv[1:]
+if launch:
+    answers["launch"] = answer(package)
+    os.chdir(empty)
+    sys.path_importer_cache.clear()
+answers["empty"] = answer(package)
+python = {
     "version": "%d.%d.%d" % sys.version_info[:3], "executable": sys.executable,
     "tag": sys.implementation.cache_tag, "magic": importlib.util.MAGIC_NUMBER.hex(),
-    "cwd": os.getcwd(), "path": list(sys.path), "spec": ask(sys.argv[1]),
     "finders": [name(finder) for finder in sys.meta_path],
     "user_site": getattr(site, "USER_SITE", None) if getattr(site, "ENABLE_USER_SITE", 0) else None,
     "pythonpath": os.environ.get("PYTHONPATH", ""),
@@ -45,7 +57,7 @@ answer = {
 }
 sys.stdout.flush()
 out = getattr(sys.stdout, "buffer", sys.stdout)
-out.write(MARK + json.dumps(answer).encode() + b"\n")
+out.write(MARK + json.dumps([python, answers]).encode() + b"\n")
 out.flush()
 """
 
@@ -73,47 +85,41 @@ class Probe:
         launch_dir: str = "",
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self._tree, self._package = tree, package
         self._empty = _fresh_folder()
-        folders = {"empty": self._empty}
-        if launch_dir:
-            folders["launch"] = tree.from_root(launch_dir)
         script = tree.from_root(env_script) if env_script else ""
-        ask = (python, "-c", f"MARK = {MARK!r}\n{_ASK}", package)
-        self._children = {
-            name: Child(
-                ("/bin/sh", "-c", _SHELL, "sh", folder, script, *ask), {**os.environ, **(env or {})}
-            )
-            for name, folder in folders.items()
-        }
+        launch = tree.from_root(launch_dir) if launch_dir else ""
+        self._missing = launch if launch and not os.path.isdir(launch) else ""
+        launch = "" if self._missing else launch
+        shell = ("/bin/sh", "-c", _SHELL, "sh", launch or self._empty, script)
+        ask = (python, "-c", f"MARK = {MARK!r}\n{_ASK}", package, self._empty, launch)
+        self._child = Child((*shell, *ask), {**os.environ, **(env or {})})
 
-    def finish(self, timeout: float) -> dict[str, Any]:
-        """Return the answers by place ("empty", "launch"). Raises Unfit when none came."""
+    def finish(self, timeout: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what the interpreter is, and place ("empty", "launch") -> answer.
+
+        Raises Unfit when it does not answer.
+        """
         try:
-            return {name: self._answer(name, timeout) for name in list(self._children)}
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """End what still runs and remove the empty folder."""
-        for child in self._children.values():
-            child.kill()
-        self._children = {}
-        if self._empty:
-            os.rmdir(self._empty)
-            self._empty = ""
-
-    def _answer(self, name: str, timeout: float) -> dict[str, Any]:
-        try:
-            status, out, err = self._children.pop(name).finish(timeout)
+            status, out, err = self._child.finish(timeout)
         except TimeoutError as late:
             raise self._silent(str(late)) from late
+        finally:
+            self.cancel()
         _, mark, answer = out.rpartition(MARK)
         if not mark:
             last = err.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
             raise self._silent(_ENDS.get(status, f"it ended with {status}") + f": {last[0]}")
-        said: dict[str, Any] = json.loads(answer)
-        return said
+        python, answers = json.loads(answer)
+        if self._missing:
+            answers["launch"] = {"missing": self._missing}
+        return python, answers
+
+    def cancel(self) -> None:
+        """End what still runs and remove the empty folder. May be called again."""
+        self._child.kill()
+        if self._empty:
+            os.rmdir(self._empty)
+            self._empty = ""
 
     def _silent(self, why: str) -> Unfit:
         return Unfit(
@@ -127,26 +133,43 @@ def _fresh_folder() -> str:
     # Below the temp folder but never that folder itself: it may hold a vllm/ of somebody's.
     import random
 
-    while True:
-        name = f"/tmp/dcu-bundle-{os.getpid()}-{random.getrandbits(48):012x}"  # noqa: S108
+    # A container with a read-only root still has its shared memory.
+    places = ["/tmp", "/var/tmp", "/dev/shm"]  # noqa: S108
+    while places:
+        name = f"{places[0]}/dcu-bundle-{os.getpid()}-{random.getrandbits(48):012x}"
         try:
             os.mkdir(name, 0o700)
         except FileExistsError:
             continue
+        except OSError:
+            places.pop(0)
+            continue
         return name
+    raise Unfit(
+        "there is no place for an empty folder",
+        why="neither /tmp nor /var/tmp nor /dev/shm can be written",
+        fix="make one of them writable; the import is proven from a folder that holds nothing",
+    )
 
 
-def origins(tree: TreeReader, package: str, answers: Mapping[str, Any]) -> dict[str, Any]:
+def origins(
+    tree: TreeReader, package: str, python: Mapping[str, Any], answers: Mapping[str, Any]
+) -> dict[str, Any]:
     """Judge the answers: place -> {"state": "ok" or "shadowed", "file", "why"}."""
     wanted = tree.visible(f"{package}/__init__.py")
-    return {name: _verdict(tree, package, wanted, said) for name, said in answers.items()}
+    return {
+        name: _verdict(tree, package, wanted, {**python, **said})
+        for name, said in answers.items()
+    }
 
 
 def _verdict(
     tree: TreeReader, package: str, wanted: str, said: Mapping[str, Any]
 ) -> dict[str, Any]:
-    spec = said["spec"]
-    found = spec.get("origin")
+    if missing := said.get("missing"):
+        why = f"the launch folder {missing} is not there, so it was not asked"
+        return {"state": "not probed", "file": None, "why": why}
+    found = said["spec"].get("origin")
     if found and _same_file(found, wanted):
         return {"state": "ok", "file": found, "why": ""}
     return {"state": "shadowed", "file": found, "why": _reason(tree, package, said)}

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,9 +30,12 @@ from deploy.image.base import Files, Memory, Pin, Seen, resolve
 from deploy.image.config import Added, Base, config_document, content_id
 from deploy.image.layer import Flavour, Layer, confirm, write_layer
 from deploy.image.overlay import Contents, Extra, entries
+from deploy.scripts import Rendered
 
 # A change of the encoder may change ids with every input equal; it is then the first suspect.
 ENCODER = "image/1"
+# The bundle's name in launch.dir of an image; a name with its digest would change with every agent.
+BUNDLE = "bundle.pyz"
 
 _LIST_INSTALLED = (
     "import os, sys; "
@@ -119,6 +122,17 @@ class Folders:
 
     work: Path
     cache: Path
+
+
+def handed_in(bundle: Bundle, rendered: Sequence[Rendered]) -> tuple[Extra, ...]:
+    """What lies in launch.dir of an image: the scripts, and the bundle that they run."""
+    folder = bundle.plan.launch_dir
+    if not folder:
+        return ()
+    return (
+        Extra.file(f"{folder}/{BUNDLE}", bundle.path, bundle.sha256),
+        *(Extra.held(f"{folder}/{one.name}", one.data, one.mode) for one in rendered),
+    )
 
 
 def build(
@@ -385,4 +399,4 @@ def _write(path: Path, image: Image) -> None:
         beside.unlink(missing_ok=True)
 
 
-__all__ = ["Built", "Folders", "Order", "build"]
+__all__ = ["BUNDLE", "Built", "Folders", "Order", "build", "handed_in"]

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from deploy import bundle as bundles
+from deploy import manifest as manifests
 from deploy.agent.plan import ABSENT, Plan, PlannedFile, State
 from deploy.bundle import Bundle
 from deploy.carriers.engine import Engine
 from deploy.image.archive import Image, Reference, archive_size, stream
 from deploy.image.config import Added, Base, config_document
 from deploy.image.layer import Entry, Kind, Owner, write_layer
+from deploy.manifest import Manifest
 
 DEBIAN = "dcu-test/base:1"
 SITE = "/usr/local/lib/python3.11/dist-packages"
@@ -48,6 +50,41 @@ EDITS: dict[str, bytes | None] = {
     "vllm/layers/added.py": b"import vllm.envs\n\nY = (1.5, 'text')\n",
     "vllm/old.py": None,
 }
+
+
+MANIFEST = f"""\
+schema: 1
+name: story
+base:
+  image: {{image}}
+  python: {PYTHON}
+  site: {SITE}
+  requires: {{{{vllm: 0.18.1}}}}
+source: {{{{git: ., base: {"1" * 40}, head: {"2" * 40}, package: vllm}}}}
+overlay: {{{{include: ["vllm/**"]}}}}
+launch:
+  dir: /root/submission
+  port: 8001
+  ready: 60s
+  env: {{{{VLLM_STORY: {{{{value: "it's $HOME", why: shows that nothing is expanded}}}}}}}}
+  container: {{{{shm_size: 1M}}}}
+model: {{{{path: /srv/model, served_name: story}}}}
+bench:
+  buckets:
+    4-8K:
+      dataset: /srv/4-8K.jsonl
+      sha256: {hashlib.sha256(b"{}").hexdigest()}
+      requests: 3
+profile:
+  classes: {{{{all: ["*"]}}}}
+  tool: /usr/local/bin/hipprof
+  library_path: [/opt/tool/lib]
+"""
+
+
+def manifest(image: str) -> Manifest:
+    """The story's manifest, on a base image."""
+    return manifests.parse(MANIFEST.format(image=image), "story")
 
 
 def state(data: bytes | None, mode: str = "0644") -> State:
@@ -78,7 +115,13 @@ def plan(edits: Mapping[str, bytes | None] = EDITS, **options: Any) -> Plan:
     return Plan(**{**values, **options})
 
 
-def bundle(folder: Path, edits: Mapping[str, bytes | None] = EDITS, **options: Any) -> Bundle:
+def bundle(
+    folder: Path,
+    edits: Mapping[str, bytes | None] = EDITS,
+    *,
+    meaning: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Bundle:
     wanted = plan(edits, **options)
     held = [data for data in edits.values() if data is not None]
     contents = {hashlib.sha256(data).hexdigest(): data for data in held}
@@ -87,7 +130,8 @@ def bundle(folder: Path, edits: Mapping[str, bytes | None] = EDITS, **options: A
         for sha, sink in asked:
             sink.write(contents[sha])
 
-    return bundles.pack(wanted, {"schema": 1, "head_time": EPOCH}, fill, folder)
+    inputs = {"schema": 1, "head_time": EPOCH, "manifest": dict(meaning or {})}
+    return bundles.pack(wanted, inputs, fill, folder)
 
 
 @contextlib.contextmanager
