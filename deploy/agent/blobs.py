@@ -80,8 +80,8 @@ class ZipBlobs:
     def __init__(self, path: str) -> None:
         self._path = path
         try:
-            with open(path, "rb") as file:
-                self._entries = _directory(file.fileno())
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._entries = _directory(self._fd)
         except (OSError, struct.error, UnicodeDecodeError) as err:
             raise _damaged(path, f"{type(err).__name__}: {err}") from err
 
@@ -106,19 +106,17 @@ class ZipBlobs:
     def entry(self, name: str) -> Iterator[bytes]:
         """Yield one entry's bytes. Raises KeyError, or Damaged where the file is cut off."""
         offset, size = self._entries[name]
-        with open(self._path, "rb") as file:
-            file.seek(offset)
-            head = file.read(30)
-            if len(head) != 30 or head[:4] != _LOCAL:
-                raise _damaged(self._path, f"{printable(name)} does not start where it should")
-            name_size, extra_size = struct.unpack("<HH", head[26:30])
-            file.seek(name_size + extra_size, os.SEEK_CUR)
-            while size:
-                chunk = file.read(min(CHUNK, size))
-                if not chunk:
-                    raise _damaged(self._path, f"it ends inside {printable(name)}")
-                size -= len(chunk)
-                yield chunk
+        head = os.pread(self._fd, 30, offset)
+        if len(head) != 30 or head[:4] != _LOCAL:
+            raise _damaged(self._path, f"{printable(name)} does not start where it should")
+        offset += 30 + sum(struct.unpack("<HH", head[26:30]))  # the name and an extra field follow
+        while size:
+            chunk = os.pread(self._fd, min(CHUNK, size), offset)
+            if not chunk:
+                raise _damaged(self._path, f"it ends inside {printable(name)}")
+            size -= len(chunk)
+            offset += len(chunk)
+            yield chunk
 
 
 def take(blobs: Blobs, sha256: str, sink: Callable[[bytes], object]) -> int:

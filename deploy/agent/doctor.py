@@ -141,9 +141,8 @@ def _ask_service_python(call: Call) -> Mapping[str, Any]:
 def _origin(call: Call) -> Iterator[Finding]:
     """Say from where the package would be imported, from an empty folder and from launch.dir."""
     call.python()
-    places = dict(call.evidence["origin"].get("places") or {})
-    for where, place in sorted(places.items()):
-        if place.get("ok"):
+    for where, place in sorted(call.evidence["origin"].items()):
+        if place.get("state") == "ok":
             text = f"from {where}: {place.get('file', '')}"
             yield Finding(about="import", level=OK, text=text)
         else:

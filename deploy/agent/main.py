@@ -147,8 +147,7 @@ class Call:
         if self.probe is None:
             self.ask_python()
         assert self.probe is not None
-        answers = self.probe.finish(self.request.timeout)
-        first = next(iter(answers.values()))
+        first, answers = self.probe.finish(self.request.timeout)
         info = {key: str(first[key]) for key in ("tag", "version", "magic")}
         if tuple(map(int, info["version"].split(".")[:2])) < (3, 10):
             raise Unfit(
@@ -156,7 +155,7 @@ class Call:
                 why=f"{self.request.python} is Python {info['version']}",
                 fix="Python 3.10 or newer is needed; see base.python in the manifest",
             )
-        self.evidence["origin"] = origins(self.tree, self.plan.package, answers)
+        self.evidence["origin"] = origins(self.tree, self.plan.package, first, answers)
         self.evidence["python"] = {
             **info,
             "path": self.request.python,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import faults, health, log, machine, service
+from .bring import bring
 from .faults import Fault
 from .launch import Launch, NoRecord, Run, read_run, record
 from .log import Place
@@ -64,6 +65,9 @@ def start(call: Call) -> None:
             why="the process state is not clean:" + _lines(found),
             fix="stop what is left (`inv serve.stop`, or by hand what is not ours) and start again",
         )
+    written = bring(call, wanted.launch.dir)
+    if written:
+        call.say(f"brought to {printable(wanted.launch.dir)}: {', '.join(written)}")
     run = _run_script(wanted, call.say)
     ready = float(call.request.options.get("ready") or wanted.launch.ready)
     if ready > 0:
@@ -102,22 +106,25 @@ def note(call: Call) -> None:
 
 
 def stop(call: Call) -> None:
-    """Verb `stop`: end the recorded service and all that belongs to it, and prove that it is gone.
+    """Verb `stop`: ask the recorded service to end, all of it, and prove that it is gone.
 
     Raises:
-        Refused: a server runs that was not recorded; it was not touched.
+        Refused: something is left: it did not end by itself and `kill` was not asked for, or it
+            was not recorded, and was not touched.
     """
+    options = call.request.options
     wanted = wanted_of(call)
     run = read_run(wanted.launch.dir)
-    ended = end(run, call.say, float(call.request.options.get("grace") or _GRACE)) if run else []
+    grace, kill = float(options.get("grace") or _GRACE), bool(options.get("kill"))
+    ended = end(run, call.say, grace, kill=kill) if run else []
     seen = service.observe(wanted, ask=False, cards=False)
     left = [f for f in faults.before_start(seen) if not f.warning]
     call.evidence["service"] = {**_document(seen, left), "ended": ended}
     if left:
         raise Refused(
-            "something still runs that is not the recorded service",
-            why="it was not touched:" + _lines(left),
-            fix="end it by hand, by its pid, if it is yours",
+            "something still runs",
+            why=_left(ended) + _lines(left),
+            fix="--kill ends what is recorded and hangs; what is not ours, by hand and by its pid",
         )
     call.evidence["outcome"] = "stopped" if ended else "nothing to do"
 
@@ -150,8 +157,15 @@ def read_markers(call: Call) -> None:
     call.evidence["outcome"] = "answered"
 
 
-def end(run: Run, say: Say, grace: float = _GRACE) -> list[dict[str, Any]]:
-    """End one recorded run: its server first, which ends its engine; who stays is ended last.
+def _left(ended: list[dict[str, Any]]) -> str:
+    hanging = [row for row in ended if row["how"] == "hangs"]
+    return "it was asked to end and did not:" if hanging else "it was not touched:"
+
+
+def end(run: Run, say: Say, grace: float = _GRACE, *, kill: bool = True) -> list[dict[str, Any]]:
+    """Ask one recorded run to end: its server first, which ends its engine.
+
+    Who is still there after `grace` seconds is ended for good with `kill`, else named as hanging.
 
     Each process is named by pid and start before it is signalled, so a pid that was given to
     somebody else meanwhile is left alone.
@@ -166,14 +180,16 @@ def end(run: Run, say: Say, grace: float = _GRACE) -> list[dict[str, Any]]:
         say(f"asking pid {process.pid} ({process.role.value}) to end")
         _signal(process, signal.SIGTERM)
     gone = _wait_gone(run, grace)
-    killed = [] if gone else _family(run)
-    for process in killed:
+    hanging = [] if gone else _family(run)
+    for process in hanging if kill else ():
         say(f"ending pid {process.pid} ({process.role.value}), which did not end by itself")
         _signal(process, signal.SIGKILL)
-    _wait_gone(run, 10.0)
-    forced = {process.identity for process in killed}
+    if hanging and kill:
+        _wait_gone(run, 10.0)
+    stayed = {process.identity for process in hanging}
+    how = "killed" if kill else "hangs"
     return [
-        {"pid": p.pid, "role": p.role.value, "how": "killed" if p.identity in forced else "ended"}
+        {"pid": p.pid, "role": p.role.value, "how": how if p.identity in stayed else "ended"}
         for p in family
     ]
 
@@ -252,7 +268,7 @@ def _run_script(wanted: service.Wanted, say: Say) -> Run:
     # A terminal that drops must not end what is started here: no terminal, no group of ours.
     with open(os.path.join(folder, ".start.out"), "w+b") as output:
         done = subprocess.run(
-            ("/bin/sh", script),
+            ("/bin/sh", script, "--no-wait"),
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -1,0 +1,109 @@
+"""Bring the rendered scripts and the bundle itself to launch.dir, so that a person can use them.
+
+A script finds the one bundle beside it; an older one of the same name would make that a question,
+so it goes. Nothing else in the folder is touched, and nothing is written that is already right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .blobs import ZipBlobs
+from .words import Damaged, Unfit, printable
+
+if TYPE_CHECKING:
+    from .main import Call
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+def bring(call: Call, folder: str) -> list[str]:
+    """Write what the request carries into `folder`; return the names that were written.
+
+    options: scripts {name: {"mode": "0755", "text": ...}}, bundle {"name", "sha256"}.
+    """
+    scripts: Mapping[str, Any] = call.request.options.get("scripts") or {}
+    bundle: Mapping[str, Any] = call.request.options.get("bundle") or {}
+    if not scripts:
+        return []
+    os.makedirs(folder, exist_ok=True)
+    written = []
+    for name, row in sorted(scripts.items()):
+        data = str(row["text"]).encode()
+        mode = int(str(row["mode"]), 8) & 0o755
+        if _differs(_checked(folder, name), hashlib.sha256(data).hexdigest(), mode):
+            _write(_checked(folder, name), iter([data]), mode)
+            written.append(name)
+    if bundle and _differs(_checked(folder, bundle["name"]), bundle["sha256"], 0o644):
+        _write_bundle(call, _checked(folder, bundle["name"]), str(bundle["sha256"]))
+        written.append(str(bundle["name"]))
+    if bundle:
+        _drop_older(folder, str(bundle["name"]), call.plan.name)
+    return written
+
+
+def _checked(folder: str, name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise Unfit(
+            f"{printable(name)} is no name of a script",
+            why="a request may only write plain files into launch.dir",
+            fix="make the request with `inv serve.start`",
+        )
+    return os.path.join(folder, name)
+
+
+def _differs(path: str, sha256: str, mode: int) -> bool:
+    try:
+        if os.lstat(path).st_mode & 0o7777 != mode or os.path.islink(path):
+            return True
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest() != sha256
+    except OSError:
+        return True
+
+
+def _write_bundle(call: Call, path: str, sha256: str) -> None:
+    total = hashlib.sha256()
+
+    def hashed() -> Iterator[bytes]:
+        if isinstance(call.blobs, ZipBlobs):
+            chunks = call.blobs.whole()
+        else:
+            call.blobs.prepare([sha256])
+            chunks = call.blobs.chunks(sha256)
+        for chunk in chunks:
+            total.update(chunk)
+            yield chunk
+        if total.hexdigest() != sha256:
+            raise Damaged(
+                "the bundle that came is not the one that was asked for",
+                why=f"its sha256 is {total.hexdigest()}, asked was {sha256}",
+                fix="make it again with `inv bundle`",
+            )
+
+    _write(path, hashed(), 0o644)
+
+
+def _write(path: str, chunks: Iterator[bytes], mode: int) -> None:
+    beside = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with open(fd, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            os.fchmod(file.fileno(), mode)
+        os.replace(beside, path)
+    except BaseException:
+        os.unlink(beside)
+        raise
+
+
+def _drop_older(folder: str, keep: str, name: str) -> None:
+    older = re.compile(re.escape(name) + r"-[0-9a-f]{12}\.pyz")
+    for other in os.listdir(folder):
+        if other != keep and older.fullmatch(other):
+            os.unlink(os.path.join(folder, other))

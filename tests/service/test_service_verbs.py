@@ -1,0 +1,273 @@
+"""The bundle's own verbs about the service, run as a person runs them, on a stand-in server.
+
+The start script here is the smallest that keeps the promises of the rendered one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy import bundle as bundles
+from deploy.agent import launch
+from deploy.agent.plan import ABSENT, Plan, PlannedFile, State
+from deploy.bundle import Bundle, Sink
+
+STANDIN = Path(__file__).parent / "standin" / "vllm"
+BODY = b"V = 1\n"
+START = """#!/bin/sh
+set -u
+cd "$(dirname "$0")" || exit 8
+unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY
+export VLLM_DCU_KERNEL_DIAG=1
+run=$PWD/runs/20260101T000000Z-$$
+mkdir -p "$run"
+setsid nohup {python} {standin} {words} >"$run/serve.log" 2>&1 </dev/null &
+{python} -I -S *.pyz record --root / {overrides} --pid $! --run "$run" >/dev/null
+"""
+
+
+@dataclass
+class Target:
+    """A site that holds what the plan promises, a launch folder, and the bundle."""
+
+    bundle: Bundle
+    folder: Path
+    overrides: tuple[str, ...]
+    port: int
+    inside: tuple[str, ...]  # enters the processes' own namespace: others may run servers here
+
+    def argv(self, verb: str, *words: str) -> list[str]:
+        """One call of the bundle, among the processes of this test only."""
+        agent = (sys.executable, "-I", "-S", str(self.bundle.path), verb, "--root", "/")
+        return [*self.inside, *agent, *self.overrides, *words]
+
+    def run(self, verb: str, *words: str) -> tuple[int, dict[str, Any], str]:
+        done = subprocess.run(
+            self.argv(verb, *words), capture_output=True, text=True, timeout=120, check=False
+        )
+        return done.returncode, json.loads(done.stdout), done.stderr
+
+    def sleeper(self) -> int:
+        """A process that does nothing, named as the bundle will see it."""
+        argv = [*self.inside, "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]
+        return int(subprocess.run(argv, capture_output=True, timeout=20, check=True).stdout)
+
+    def start(self, *words: str, scripts: bool = True) -> tuple[int, dict[str, Any], str]:
+        text = START.format(
+            python=sys.executable, standin=STANDIN, overrides=" ".join(self.overrides),
+            words=" ".join(self.words[1:]),
+        )  # fmt: skip
+        options: dict[str, Any] = {"ready": 30}
+        if scripts:
+            options["scripts"] = {"start_vllm.sh": {"mode": "0755", "text": text}}
+            options["bundle"] = {"name": self.bundle.path.name, "sha256": self.bundle.sha256}
+        return self.run("start", "--options", json.dumps(options), *words)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        model = str(self.folder / "model")
+        return ("vllm", "serve", model, "--served-model-name", "m", "--port", str(self.port))
+
+    def pid(self) -> int:
+        run = launch.read_run(str(self.folder))
+        assert run is not None
+        return run.pid
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Target]:
+    site, folder = tmp_path / "site", tmp_path / "submission"
+    (site / "vllm").mkdir(parents=True)
+    (site / "vllm" / "__init__.py").write_bytes(BODY)
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "config.json").write_text("{}")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    made = bundles.pack(plan(), inputs(folder, port), fill, tmp_path / "out")
+    overrides = ("--site", str(site), "--python", sys.executable, "--launch-dir", str(folder))
+    keeper = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sleep", "600")
+    with subprocess.Popen(keeper) as outer:
+        inner = _child_of(outer.pid)
+        yield Target(made, folder, overrides, port, ("nsenter", "-p", "-m", "-t", str(inner)))
+        outer.kill()  # whatever was started goes with its namespace
+
+
+def _child_of(pid: int) -> int:
+    limit = time.monotonic() + 10
+    while time.monotonic() < limit:
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if found and Path(f"/proc/{found[0]}/comm").read_text().strip() == "sleep":
+            return int(found[0])
+        time.sleep(0.02)
+    raise AssertionError("no namespace of processes could be made")
+
+
+def plan() -> Plan:
+    state = State(type="file", mode="0644", sha256=hashlib.sha256(BODY).hexdigest(), size=len(BODY))
+    entry = PlannedFile(path="vllm/__init__.py", role="module", want=state, assume=(ABSENT,))
+    return Plan(name="t", package="vllm", python="/usr/bin/python3", site="/s", files=(entry,))
+
+
+def inputs(folder: Path, port: int) -> dict[str, Any]:
+    """The part of a bundle's inputs that says how the service is started."""
+    return {
+        "manifest": {
+            "launch": {
+                "dir": str(folder), "port": port,
+                "env": {"VLLM_DCU_KERNEL_DIAG": {"value": "1", "why": "markers"}},
+            },
+            "model": {"path": str(folder / "model"), "served_name": "m",
+                      "files": {"config.json": {"size": 2}}},
+        }
+    }  # fmt: skip
+
+
+def fill(wanted: Iterator[tuple[str, Sink]]) -> None:
+    for _, sink in wanted:
+        sink.write(BODY)
+
+
+@pytest.mark.slow
+def test_a_service_is_started_seen_and_stopped_by_the_bundle_alone(target: Target) -> None:
+    code, evidence, said = target.start()
+    assert (code, evidence["outcome"]) == (0, "running"), said
+    assert evidence["service"]["faults"] == []
+    assert "brought to" in said
+    assert sorted(p.name for p in target.folder.glob("*.pyz")) == [target.bundle.path.name]
+
+    code, evidence, _ = target.run("service", "--expect", "running")
+    assert (code, evidence["service"]["faults"]) == (0, [])
+
+    code, evidence, said = target.run("service", "--expect", "clean")
+    assert code == 10
+    assert "fault: an API server runs" in said
+
+    code, evidence, said = target.start()
+    assert code == 6
+    assert "the process state is not clean" in evidence["error"]["why"]
+
+    code, evidence, _ = target.run("stop")
+    assert (code, evidence["outcome"]) == (0, "stopped")
+    assert [row["how"] for row in evidence["service"]["ended"]] == ["ended", "ended"]
+
+    code, evidence, _ = target.run("stop")
+    assert (code, evidence["outcome"]) == (0, "nothing to do")
+    code, evidence, _ = target.run("service", "--expect", "clean")
+    assert (code, evidence["service"]["faults"]) == (0, [])
+
+
+@pytest.mark.slow
+def test_a_service_survives_the_terminal_that_started_it(target: Target) -> None:
+    target.start("--ready", "0")
+    pid = target.pid()
+    target.run("stop")
+    # A terminal of its own, which goes away while the server is being waited for.
+    code = (
+        "import os, pty, sys\npid, fd = pty.fork()\n"
+        "if not pid: os.execvp(sys.argv[1], sys.argv[1:])\n"
+        "seen = b''\nwhile b'is started' not in seen: seen += os.read(fd, 1000)\n"
+        "os.close(fd)\nos.waitpid(pid, 0)"
+    )
+    argv = [sys.executable, "-c", code, *target.argv("start", "--ready", "30")]
+    subprocess.run(argv, timeout=60, check=True)
+
+    assert target.pid() != pid
+    code_, evidence, _ = target.run("service", "--expect", "running")
+    assert (code_, evidence["service"]["faults"]) == (0, [])
+
+
+def test_a_script_that_starts_nothing_is_named(target: Target) -> None:
+    (target.folder / "start_vllm.sh").write_text("echo no model here >&2\nexit 3\n")
+
+    code, evidence, _ = target.start(scripts=False)
+
+    assert code == 6
+    assert evidence["error"]["why"] == "exit 3: no model here"
+
+
+def test_without_a_script_nothing_is_started(target: Target) -> None:
+    code, evidence, _ = target.start(scripts=False)
+
+    assert code == 3
+    assert "inv render" in evidence["error"]["fix"]
+
+
+def test_a_request_may_not_write_elsewhere_than_into_the_launch_folder(target: Target) -> None:
+    for name in ("../evil.sh", "/tmp/evil.sh", "", ".hidden"):
+        options = json.dumps({"scripts": {name: {"mode": "0755", "text": "x"}}})
+        code, evidence, _ = target.run("start", "--options", options)
+
+        assert code == 3
+        assert "no name of a script" in evidence["error"]["what"]
+    assert sorted(os.listdir(target.folder)) == ["model"]
+
+
+def test_a_process_that_has_ended_is_not_recorded(target: Target) -> None:
+    run = target.folder / "runs" / "x"
+    run.mkdir(parents=True)
+
+    code, evidence, _ = target.run("record", "--pid", "99999", "--run", str(run))
+
+    assert code == 3
+    assert evidence["error"]["why"] == "no process 99999"
+
+
+def test_markers_are_read_from_the_log_of_the_recorded_run(target: Target) -> None:
+    run = launch.new_run(str(target.folder), "x")
+    pid = target.sleeper()
+    assert target.run("record", "--pid", str(pid), "--run", run)[0] == 0
+    Path(run, "serve.log").write_text(
+        f"(EngineCore pid={pid}) DCU_KERNEL_DIAG selected=True shape=(4, 5) dtype=bfloat16\n"
+    )
+
+    code, evidence, _ = target.run("markers")
+
+    assert code == 0
+    assert evidence["markers"]["markers"] == [
+        {"pid": pid, "shape": [4, 5], "dtype": "bfloat16", "selected": True,
+         "before": 1, "after": 0, "window": 0}
+    ]  # fmt: skip
+    assert pid in evidence["markers"]["pids"]
+
+
+def test_without_a_start_there_are_no_markers_to_read(target: Target) -> None:
+    code, evidence, _ = target.run("markers")
+
+    assert code == 10
+    assert "no start is recorded" in evidence["error"]["why"]
+
+
+@pytest.mark.slow
+def test_the_doctor_names_what_it_finds_with_its_mend(target: Target) -> None:
+    site = target.overrides[1]
+    (target.folder / "tunableop_results0.csv").touch()
+    script = target.folder / "env.sh"
+    script.write_text(f"export PYTHONPATH={site}\n")
+
+    code, evidence, said = target.run("doctor", "--env-script", str(script))
+    _, without, _ = target.run("doctor")
+
+    found = {row["about"]: row for row in evidence["doctor"]}
+    assert {r["level"] for r in without["doctor"] if r["about"] == "import"} == {"error"}
+    assert found["import"]["level"] == "ok"
+    assert found["python"]["level"] == "ok"
+    assert found["torch"]["level"] in ("error", "info", "ok")
+    assert found["import"]["text"].endswith(f"{site}/vllm/__init__.py")
+    assert found["TunableOp"]["level"] == "warning"
+    assert found["TunableOp"]["mend"]
+    assert all(row["mend"] for row in evidence["doctor"] if row["level"] == "error")
+    assert "TunableOp" in said
+    assert (code == 10) == any(row["level"] == "error" for row in evidence["doctor"])
