@@ -392,6 +392,8 @@ class Manifest:
         """Return the canonical JSON value: no comments, order, quoting, or defaults spelled out."""
         found = fields.plain(self)
         assert isinstance(found, dict)
+        # Where a clone lies on this machine is no part of what it holds: the commit ids pin that.
+        found["source"].pop("git", None)
         return found
 
     def serve_argv(self) -> tuple[str, ...]:

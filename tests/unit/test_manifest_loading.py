@@ -500,10 +500,24 @@ def other(text: str) -> str:
     return text[:-1] + ("0" if text[-1] == "1" else "1")
 
 
+# Where a clone lies counts for nobody; the commit ids pin what it holds.
+PLACE = ("source", "git")
+
+
+def test_a_repository_at_another_place_changes_no_meaning() -> None:
+    moved = json.loads(json.dumps(EXAMPLE))
+    moved["source"]["git"] = "../elsewhere"
+
+    found = manifest.parse(json.dumps(moved), "example")
+
+    assert found.source.git == "../elsewhere"
+    assert canonical(found.meaning()) == MEANING
+
+
 # The number of the format and the name have one valid value each.
 @pytest.mark.parametrize(
     "place",
-    [p for p in leaves(EXAMPLE) if p not in (("schema",), ("name",))],
+    [p for p in leaves(EXAMPLE) if p not in (("schema",), ("name",), PLACE)],
     ids=lambda p: ".".join(map(str, p)),
 )
 def test_every_value_of_the_example_counts_in_the_meaning(place: tuple[Any, ...]) -> None:
