@@ -41,12 +41,13 @@ class Draft:
         self.folders: dict[str, tuple[int, Owner]] = {}
         self.emptied: list[str] = []
         self.bytes = 0
+        self._dropped: set[str] = set()
 
     def put(
         self, path: str, fill: Callable[[int], object], mode: int, *, sha256: str, size: int
     ) -> None:
         """Plan a new file at `path`."""
-        step = self._step("put", path, keep=not self._dropped(path))
+        step = self._step("put", path, keep=path not in self._dropped)
         owner = self._owner(path)
         self.digests[step.temp] = sha256
         self.bytes += size
@@ -58,14 +59,11 @@ class Draft:
 
     def give_back(self, path: str, kept: str) -> None:
         """Plan the return of a kept original: the same inode wherever links are possible."""
-        step = self._step("put", path, keep=not self._dropped(path))
+        step = self._step("put", path, keep=path not in self._dropped)
         self.stage.append(lambda: self.tree.keep(join(KEPT, kept), step.temp))
 
     def drop(self, path: str, keep: bool = True) -> Step:
         return self._step("drop", path, keep=keep)
-
-    def _dropped(self, path: str) -> bool:
-        return any(step.path == path for step in self.steps if step.kind == "drop")
 
     def _step(self, kind: str, path: str, *, keep: bool) -> Step:
         number = len(self.steps)
@@ -77,6 +75,8 @@ class Draft:
         self.steps.append(step)
         if kind == "put":
             self._need_folders(path)
+        else:
+            self._dropped.add(path)
         return step
 
     def _need_folders(self, path: str) -> None:
@@ -101,6 +101,51 @@ class Draft:
         return Header(self.serial, self.verb, self.plan, steps, folders, tuple(self.emptied))
 
 
+class Bytecode:
+    """Compiles a plan's modules in children while the target is still being judged."""
+
+    def __init__(
+        self, tree: TreeWriter, plan: Plan, blobs: Blobs, *, python: str, timeout: float
+    ) -> None:
+        self._tree, self._blobs, self._python, self._timeout = tree, blobs, python, timeout
+        self._wants = {entry.path: entry for entry in plan.files}
+        self._begun: list[tuple[list[str], Compiler]] = []
+
+    def begin(self, paths: Iterable[str]) -> None:
+        """Start compiling those of `paths` whose content is at hand."""
+        self._start([p for p in paths if self._blobs.has(self._wants[p].want.sha256)])
+
+    def finish(self, paths: Iterable[str]) -> tuple[dict[str, str], dict[str, bytes]]:
+        """Return what the interpreter is, and the pyc of every one of `paths`.
+
+        Raises Damaged for a wrong blob, Refused for a source that does not compile.
+        """
+        begun = {path for part, _ in self._begun for path in part}
+        self._start([path for path in paths if path not in begun])
+        info: dict[str, str] = {}
+        verdicts: dict[str, tuple[str, bytes]] = {}
+        for part, compiler in self._begun:
+            info, results = compiler.finish()
+            verdicts.update(zip(part, results, strict=True))
+        wanted = sorted(paths)
+        refuse_errors([(p, verdicts[p][0]) for p in wanted if verdicts[p][0] != "made"])
+        return info, {path: verdicts[path][1] for path in wanted}
+
+    def _start(self, paths: list[str]) -> None:
+        jobs = []
+        for path in paths:
+            data: list[bytes] = []
+            take(self._blobs, self._wants[path].want.sha256, data.append)
+            jobs.append(("make", self._tree.visible(path), b"".join(data), b""))
+        if jobs:
+            self._begun.append((paths, Compiler(self._python, jobs, self._timeout)))
+
+    def cancel(self) -> None:
+        """End what still runs. May be called again."""
+        for _, compiler in self._begun:
+            compiler.cancel()
+
+
 def draft_deploy(
     tree: TreeWriter,
     plan: Plan,
@@ -108,12 +153,11 @@ def draft_deploy(
     judged: Judgement,
     old: Receipt,
     *,
-    python: str,
-    timeout: float,
+    bytecode: Bytecode,
     identities: Mapping[str, str],
     incidental: Mapping[str, Any],
 ) -> Draft:
-    """Return the transaction of a deploy. Reads and compiles every new module first.
+    """Return the transaction of a deploy. Every content is read and every module compiled first.
 
     Raises Damaged for a wrong blob and Refused for a source that does not compile; nothing has been
     written then.
@@ -121,15 +165,9 @@ def draft_deploy(
     wants = {entry.path: entry for entry in plan.files}
     files = [e.path for e in judged.put if e.want.type == "file" and e.path not in judged.compile]
     blobs.prepare([wants[path].want.sha256 for path in (*judged.compile, *files)])
-    modules = {path: _content(blobs, wants[path]) for path in judged.compile}
-    jobs = [("make", tree.visible(path), source, b"") for path, source in modules.items()]
-    compiler = Compiler(python, jobs, timeout)
-    for entry in judged.put:
-        if entry.want.type == "file" and entry.path not in modules:
-            take(blobs, entry.want.sha256, lambda _: None)  # wrong ones stop us before we write
-    info, results = compiler.finish()
-    refuse_errors([(p, v) for p, (v, _) in zip(modules, results, strict=True) if v != "made"])
-    pycs = {path: pyc for path, (_, pyc) in zip(modules, results, strict=True)}
+    for path in files:
+        take(blobs, wants[path].want.sha256, lambda _: None)  # wrong ones stop us before we write
+    info, pycs = bytecode.finish(judged.compile)
 
     draft = Draft(tree, old, "deploy", plan.digest)
     new = Receipt(old.to_json())
@@ -169,12 +207,6 @@ def draft_restore(tree: TreeWriter, judged: Judgement, old: Receipt) -> Draft:
     draft.folders = dict(sorted(draft.folders.items()))
     draft.drop(RECEIPT, keep=False)
     return draft
-
-
-def _content(blobs: Blobs, entry: PlannedFile) -> bytes:
-    data: list[bytes] = []
-    take(blobs, entry.want.sha256, data.append)
-    return b"".join(data)
 
 
 def _module_of(pyc: str) -> str:

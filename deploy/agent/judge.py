@@ -49,17 +49,31 @@ class Judgement(NamedTuple):
         return not (self.put or self.drop or self.give_back or self.compile or self.drop_pyc)
 
 
+def look(tree: TreeReader, plan: Plan | None, receipt: Receipt) -> dict[str, State]:
+    """Return what is at every path of the plan, and of the deploy before it."""
+    return {path: tree.state(path) for path in sorted({*_paths(plan), *_leaving(plan, receipt)})}
+
+
+def not_as_wanted(plan: Plan, found: Mapping[str, State]) -> list[str]:
+    """Return the modules that will have to be written, and so compiled, whatever else is found."""
+    return [e.path for e in plan.files if e.compiled and not _is(found[e.path], e.want)]
+
+
 def judge(
-    tree: TreeReader, plan: Plan | None, receipt: Receipt, python: Mapping[str, str]
+    tree: TreeReader,
+    plan: Plan | None,
+    receipt: Receipt,
+    python: Mapping[str, str],
+    found: Mapping[str, State] | None = None,
 ) -> Judgement:
     """Return what has to change. `plan` None asks for the way back to the originals.
 
     `python` is the service's interpreter: {"tag", "version", "magic"}; a restore needs none.
+    `found` is what `look` has seen already.
     """
     files = plan.files if plan else ()
-    planned = {entry.path for entry in files}
-    leaving = sorted(set(receipt.originals) - planned - _bytecode(receipt))
-    found = {path: tree.state(path) for path in sorted([*planned, *leaving])}
+    leaving = _leaving(plan, receipt)
+    found = look(tree, plan, receipt) if found is None else found
     put, drop, conflicts = _planned_work(files, found, receipt)
     give_back, drop_too, conflicts_too = _leaving_work(leaving, found, receipt)
     written = {entry.path for entry in put}
@@ -132,8 +146,14 @@ def _allowed(entry: PlannedFile, state: State, receipt: Receipt) -> bool:
     return any(original.same_content(other) for other in expected)
 
 
-def _bytecode(receipt: Receipt) -> set[str]:
-    return {path for path in receipt.originals if path.endswith(".pyc")}
+def _paths(plan: Plan | None) -> set[str]:
+    return {entry.path for entry in plan.files} if plan else set()
+
+
+def _leaving(plan: Plan | None, receipt: Receipt) -> list[str]:
+    """Return what an earlier plan touched and this one does not; bytecode follows its module."""
+    rest = set(receipt.originals) - _paths(plan)
+    return sorted(path for path in rest if not path.endswith(".pyc"))
 
 
 def _bytecode_work(

@@ -158,8 +158,7 @@ def origins(
     """Judge the answers: place -> {"state": "ok" or "shadowed", "file", "why"}."""
     wanted = tree.visible(f"{package}/__init__.py")
     return {
-        name: _verdict(tree, package, wanted, {**python, **said})
-        for name, said in answers.items()
+        name: _verdict(tree, package, wanted, {**python, **said}) for name, said in answers.items()
     }
 
 

@@ -123,9 +123,13 @@ class Compiler:
                 for (index, _), answer in zip(part, answers, strict=True):
                     results[index] = answer
         finally:
-            for child in self._children:
-                child.kill()
+            self.cancel()
         return info, results
+
+    def cancel(self) -> None:
+        """End what still runs. May be called again."""
+        for child in self._children:
+            child.kill()
 
     def _answers(self, child: Child) -> tuple[dict[str, str], list[tuple[str, bytes]]]:
         try:

@@ -5,31 +5,35 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from .plan import Plan
+from .plan import Plan, State
 from .receipt import Receipt, interrupted, read_receipt
 from .words import Exit, FileState, Refused, Verb, digest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .apply import Bytecode
     from .judge import Judgement
+    from .lock import Lock, Watch
     from .main import Call
     from .tree import TreeReader
 
 
 def check(call: Call) -> None:
-    from .judge import refuse_conflicts
+    from .judge import look, refuse_conflicts
 
-    judged = _judged(call)
+    receipt = read_receipt(call.tree)
+    judged = _judged(call, receipt, look(call.tree, call.plan, receipt))
     refuse_conflicts(judged.conflicts)
     call.evidence["outcome"] = "nothing to do" if judged.nothing else "would change"
     call.exit = Exit.OK if judged.nothing else Exit.DIFFERS
 
 
-def _judged(call: Call) -> Judgement:
+def _judged(call: Call, receipt: Receipt, found: Mapping[str, State]) -> Judgement:
     from .judge import judge, requirements
 
-    receipt = read_receipt(call.tree)
     call.evidence["requires"] = requirements(call.tree, call.plan.requires)
-    judged = judge(call.tree, call.plan, receipt, call.python())
+    judged = judge(call.tree, call.plan, receipt, call.python(), found)
     _note(call, judged, receipt)
     return judged
 
@@ -61,40 +65,52 @@ def _met(call: Call, judged: Judgement, receipt: Receipt) -> str:
 
 
 def deploy(call: Call) -> None:
-    from .apply import carry_out, draft_deploy
-    from .judge import refuse_conflicts
+    from .apply import Bytecode
     from .lock import Lock, Watch
 
     request, tree = call.request, call.writer()
     watch = Watch(request.line)
     watch.arm()
     lock = Lock(tree, request.wait)
+    bytecode = Bytecode(
+        tree, call.plan, call.blobs, python=call.python_path(), timeout=request.timeout
+    )
     try:
         _recovered(call)
-        judged = _judged(call)
-        refuse_conflicts(judged.conflicts)
-        receipt = read_receipt(tree)
-        if judged.nothing and receipt.plan == call.plan.digest:
-            call.evidence["outcome"] = "nothing to do"
-        else:
-            _refuse_running(call, judged)
-            who = _who(call)
-            draft = draft_deploy(
-                tree,
-                call.plan,
-                call.blobs,
-                judged,
-                receipt,
-                python=call.python_path(),
-                timeout=request.timeout,
-                identities=_identities(call),
-                incidental=who,
-            )
-            carry_out(draft, lock, watch, who, call.say)
-            call.evidence["outcome"] = "deployed"
+        _bring_about(call, bytecode, lock, watch)
     finally:
+        bytecode.cancel()
         lock.release()
     _report_files(call)
+
+
+def _bring_about(call: Call, bytecode: Bytecode, lock: Lock, watch: Watch) -> None:
+    from .apply import carry_out, draft_deploy
+    from .judge import look, not_as_wanted, refuse_conflicts
+
+    tree, plan = call.writer(), call.plan
+    receipt = read_receipt(tree)
+    found = look(tree, plan, receipt)
+    bytecode.begin(not_as_wanted(plan, found))
+    judged = _judged(call, receipt, found)
+    refuse_conflicts(judged.conflicts)
+    if judged.nothing and receipt.plan == plan.digest:
+        call.evidence["outcome"] = "nothing to do"
+        return
+    _refuse_running(call, judged)
+    who = _who(call)
+    draft = draft_deploy(
+        tree,
+        plan,
+        call.blobs,
+        judged,
+        receipt,
+        bytecode=bytecode,
+        identities=_identities(call),
+        incidental=who,
+    )
+    carry_out(draft, lock, watch, who, call.say)
+    call.evidence["outcome"] = "deployed"
 
 
 def _recovered(call: Call) -> None:
@@ -201,7 +217,7 @@ def _met_verified(receipt: Receipt, plan: Plan, bad: bool, half_done: bool) -> s
 def _add_shadowed(evidence: dict[str, Any], package: str) -> None:
     """Turn an import that comes from elsewhere into a row: right files that nobody loads."""
     places = evidence["origin"].items()
-    reasons = [f"from {k}: {v['why']}" for k, v in places if v["state"] != "ok"]
+    reasons = [f"from {k}: {v['why']}" for k, v in sorted(places) if v["state"] != "ok"]
     if not reasons:
         return
     path = f"{package}/__init__.py"
