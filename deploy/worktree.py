@@ -116,6 +116,7 @@ def survey(
     look = _Look(git, objects, index, watched)
     at = objects.commit("HEAD")
     look.tracked_files(at)
+    look.conversions()
     look.other_files(roots(globs))
     if at is not None and at.id != head:
         look.notes.append(f"the work tree has another commit checked out than head: {at.id}")
@@ -155,6 +156,7 @@ class _Look:
         self._tracked, self._untracked = index
         self.found: list[Found] = []
         self.notes: list[str] = []
+        self._doubtful: dict[bytes, tuple[str, ...]] = {}
         self._absent = self._ignored = 0
 
     def all_notes(self) -> Iterator[str]:
@@ -220,37 +222,39 @@ class _Look:
         except OSError as err:
             self._add(path, f"unreadable: {err.strerror}")
             return
-        same = oid == entry.oid
-        if not same and (why := self._filtered(where, state, entry)):
-            self.notes.append(f"{printable(path)}: the work tree differs from the blob by {why}")
-            same = True
-        if not same:
-            self._add(path, _with_bits("modified", entry))
-        elif entry.mode != _mode_on_disk(state) and self._keeps_modes(entry):
+        if entry.mode != _mode_on_disk(state) and self._keeps_modes(entry):
             self._add(path, _with_bits("mode changed", entry))
-        elif entry.hidden_by:
+        if oid == entry.oid:
+            self._note_bits(path, entry)
+        elif conversion := _conversion(where, state, entry.oid):
+            self._doubtful[raw] = conversion
+        else:
+            self._add(path, _with_bits("modified", entry))
+
+    def _note_bits(self, path: str, entry: _Tracked) -> None:
+        if entry.hidden_by:
             self.notes.append(f"{printable(path)}: marked {entry.hidden_by}, its bytes are right")
 
-    def _filtered(self, where: bytes, state: os.stat_result, entry: _Tracked) -> str:
-        """Say which of git's own conversions made the bytes differ; "" if none did.
-
-        No filter is run to find out: it is a program that the repository names.
-        """
-        if not stat.S_ISREG(state.st_mode) or state.st_size > LARGEST_FILTERED:
-            return ""
-        with open(where, "rb") as file:
-            data = file.read()
-        plain = data.replace(b"\r\n", b"\n")
-        tries = {
-            "line ends: CRLF": plain,
-            "the ident filter": IDENT.sub(b"$Id$", data),
-            "line ends and the ident filter": IDENT.sub(b"$Id$", plain),
-            "the LFS filter": (
-                b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize %d\n"
-                % (hashlib.sha256(data).hexdigest().encode(), len(data))
-            ),
-        }
-        return next((f"filter, {why}" for why, b in tries.items() if _oid(b) == entry.oid), "")
+    def conversions(self) -> None:
+        """Tell git's own conversions, which were asked for, from edits that look like one."""
+        if not self._doubtful:
+            return
+        asked = b"".join(raw + b"\0" for raw in self._doubtful)
+        names = ("text", "eol", "crlf", "ident", "filter")
+        said = self._git.run("check-attr", "-z", "--stdin", *names, stdin=asked).stdout.split(b"\0")
+        attributes: dict[bytes, dict[str, str]] = {}
+        for raw, name, value in zip(said[::3], said[1::3], said[2::3], strict=False):
+            attributes.setdefault(raw, {})[name.decode()] = value.decode("utf-8", "replace")
+        config = self._git.run("config", "--get", "core.autocrlf", ok=(0, 1)).stdout
+        autocrlf = config.decode("utf-8", "replace").strip().lower() not in ("", "false", "0", "no")
+        for raw, conversion in self._doubtful.items():
+            path, found = _text(raw), attributes.get(raw, {})
+            if all(_asked_for(part, found, autocrlf=autocrlf) for part in conversion):
+                kinds = " and ".join(conversion)
+                text = f"the work tree differs from the blob by filter: {kinds}"
+                self.notes.append(f"{printable(path)}: {text}")
+            else:
+                self._add(path, _with_bits("modified", self._tracked[raw]))
 
     def _keeps_modes(self, entry: _Tracked) -> bool:
         """False where git was told that this file system keeps no execute bit or no links."""
@@ -310,6 +314,38 @@ def _oid_on_disk(where: bytes, state: os.stat_result) -> str:
         while piece := file.read(1 << 20):
             sha.update(piece)
     return sha.hexdigest()
+
+
+def _conversion(where: bytes, state: os.stat_result, oid: str) -> tuple[str, ...]:
+    """Say which of git's own conversions would make these bytes of that blob; () if none.
+
+    They are undone on a copy. No filter is run: it is a program that the repository names.
+    """
+    if not stat.S_ISREG(state.st_mode) or state.st_size > LARGEST_FILTERED:
+        return ()
+    with open(where, "rb") as file:
+        data = file.read()
+    plain = data.replace(b"\r\n", b"\n")
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize %d\n"
+    tries = {
+        ("CRLF",): plain,
+        ("ident",): IDENT.sub(b"$Id$", data),
+        ("CRLF", "ident"): IDENT.sub(b"$Id$", plain),
+        ("LFS",): pointer % (hashlib.sha256(data).hexdigest().encode(), len(data)),
+    }
+    return next((kinds for kinds, blob in tries.items() if _oid(blob) == oid), ())
+
+
+def _asked_for(kind: str, attributes: dict[str, str], *, autocrlf: bool) -> bool:
+    """True where the repository's attributes or the user's configuration ask for the conversion."""
+    if kind == "ident":
+        return attributes.get("ident") == "set"
+    if kind == "LFS":
+        return attributes.get("filter") == "lfs"
+    text, eol, crlf = (attributes.get(name, "unspecified") for name in ("text", "eol", "crlf"))
+    if text == "unset" or crlf == "unset":
+        return False
+    return autocrlf or text in ("set", "auto") or eol != "unspecified" or crlf != "unspecified"
 
 
 def _mode_on_disk(state: os.stat_result) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -291,8 +292,44 @@ def test_a_conversion_of_gits_own_is_named_and_not_taken_for_an_edit(
 
     (note,) = repo.delta().notes
 
-    assert note.startswith("vllm/b.py: the work tree differs from the blob by filter")
-    assert word in note
+    assert note == f"vllm/b.py: the work tree differs from the blob by filter: {word}"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "committed", "edited"),
+    [
+        ("", "V = 1\n", "V = 1\r\n"),
+        ("*.py -text\n", "V = 1\n", "V = 1\r\n"),
+        ("", "# $Id$\n", "# $Id: mine $\n"),
+    ],
+)
+def test_an_edit_that_only_looks_like_a_conversion_is_an_edit(
+    repo: Checkout, attributes: str, committed: str, edited: str
+) -> None:
+    repo.write(".gitattributes", attributes)
+    repo.base = repo.commit()
+    repo.write("vllm/b.py", committed)
+    repo.head = repo.commit()
+    repo.write("vllm/b.py", edited)
+
+    assert repo.why() == "vllm/b.py (modified)"
+
+
+def test_the_content_of_an_lfs_file_is_not_an_edit_of_its_pointer(repo: Checkout) -> None:
+    data = "weights"
+    sha = hashlib.sha256(data.encode()).hexdigest()
+    repo.write(".gitattributes", "*.bin filter=lfs -text\n")
+    repo.write(
+        "vllm/w.bin", f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha}\nsize 7\n"
+    )
+    repo.base = repo.commit()
+    repo.write("vllm/a.py", "A = 5\n")
+    repo.head = repo.commit()
+    repo.write("vllm/w.bin", data)
+
+    (note,) = repo.delta().notes
+
+    assert note == "vllm/w.bin: the work tree differs from the blob by filter: LFS"
 
 
 # --- a hostile repository ---------------------------------------------------------------------
