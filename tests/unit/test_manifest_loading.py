@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
     "schema": "1",
     "name": "m",
     "base": {"python": "/usr/bin/python3", "site": "/usr/lib/python3/dist-packages"},
-    "source": {"git": "../repo", "base": A, "head": B, "package": "vllm"},
+    "source": {"base": A, "head": B, "package": "vllm"},
     "overlay": {"include": ["vllm/**"]},
 }
 
@@ -407,7 +407,7 @@ def test_the_meaning_is_json_and_holds_what_was_asked() -> None:
         "schema": 1,
         "name": "m",
         "base": {"python": "/usr/bin/python3", "site": "/usr/lib/python3/dist-packages"},
-        "source": {"git": "../repo", "base": A, "head": B, "package": "vllm"},
+        "source": {"base": A, "head": B, "package": "vllm"},
         "overlay": {"include": ["vllm/**"]},
     }
     assert json.loads(canonical(found)) == found
