@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "core/scale.h"
 #include "rocm/ops.h"
 
 namespace {
