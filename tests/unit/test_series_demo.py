@@ -41,8 +41,8 @@ def test_the_marker_names_choice_shape_and_type_of_every_call() -> None:
     lines = [re.sub(r" pid=\d+$", "", line) for line in call("1").splitlines()]
 
     assert lines == [
-        "DCU_KERNEL_DIAG selected=True shape=(4096, 1, 2048) dtype=torch.bfloat16 op=LLMM1",
-        "DCU_KERNEL_DIAG selected=False shape=(4096, 6, 2048) dtype=torch.bfloat16 op=LLMM1",
+        "DCU_KERNEL_DIAG selected=True shape=(1, 2048, 4096) dtype=torch.bfloat16 op=LLMM1",
+        "DCU_KERNEL_DIAG selected=False shape=(6, 2048, 4096) dtype=torch.bfloat16 op=LLMM1",
     ]
 
 

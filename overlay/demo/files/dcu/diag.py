@@ -2,10 +2,10 @@
 
 Off unless VLLM_DCU_KERNEL_DIAG is 1 when this module is imported. The line reads
 
-    DCU_KERNEL_DIAG selected=True shape=(4096, 1, 2048) dtype=torch.bfloat16 op=LLMM1 pid=71
+    DCU_KERNEL_DIAG selected=True shape=(1, 2048, 4096) dtype=torch.bfloat16 op=LLMM1 pid=71
 
-with the shape as (rows of the weight, rows of the input, columns). `selected` is True where
-candidates.json says that the candidate takes this many input rows.
+with the shape as (rows of the input, its columns, rows of the weight); the first is the number of
+tokens. `selected` is True where candidates.json says that the candidate takes this many.
 """
 
 import json
@@ -34,6 +34,6 @@ def report(op, x, weight):
     # One write of one line: several processes share this stream.
     sys.stderr.write(
         f"DCU_KERNEL_DIAG selected={selected(op, rows)} "
-        f"shape=({weight.shape[0]}, {rows}, {columns}) dtype={x.dtype} op={op} pid={os.getpid()}\n"
+        f"shape=({rows}, {columns}, {weight.shape[0]}) dtype={x.dtype} op={op} pid={os.getpid()}\n"
     )
     sys.stderr.flush()
