@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
     "schema": "1",
     "name": "m",
     "base": {"python": "/usr/bin/python3", "site": "/usr/lib/python3/dist-packages"},
-    "source": {"base": A, "head": B, "package": "vllm"},
+    "source": {"git": "../repo", "base": A, "head": B, "package": "vllm"},
     "overlay": {"include": ["vllm/**"]},
 }
 
