@@ -15,6 +15,7 @@ from deploy.agent.plan import Plan
 from deploy.agent.words import Exit
 from deploy.errors import BundleError, worst
 from deploy.evidence import Evidence
+from deploy.service.markers import Dispatch
 from deploy.values import Delta, PathClass
 
 
@@ -75,6 +76,7 @@ class Visit:
     evidence: Evidence | None = None
     gates: tuple[Gate, ...] = ()
     error: BundleError | None = None
+    met: str = ""  # in what state the target was found before anything was done
 
     @property
     def exit(self) -> Exit:
@@ -100,6 +102,44 @@ def source_complete(plan: Plan, evidence: Evidence, delta: Delta | None) -> Gate
         number=1,
         verdict=Verdict.FAILED if faults else Verdict.PASSED,
         proofs=tuple(proofs),
+        faults=tuple(faults),
+    )
+
+
+def process_clean(seen: Mapping[str, Any]) -> Gate:
+    """Gate 5: the service that runs is the one that was locked, and nothing runs beside it.
+
+    `seen` is a service/1 document with the agent's faults; its warnings speak against nothing.
+    """
+    faults = [row["text"] for row in seen["faults"] if not row["warning"]]
+    server, run = seen["server"], seen["run"] or {}
+    mapped = [row["path"] for row in server["mapped"] if row["state"] == "ok"]
+    libraries = len(set(mapped))
+    proofs = [
+        f"pid {server['pid']}, started at {server['start_ticks']} ticks, plan {run.get('plan')}",
+        f"{len(server['members'])} processes; arguments, folder and environment are the locked",
+        f"{len(mapped)} mappings of {libraries} libraries are the site's own, by inode",
+        *(f"{row['probe']} answered {row['status']}" for row in seen["answers"]),
+    ]
+    return Gate(
+        number=5,
+        verdict=Verdict.FAILED if faults else Verdict.PASSED,
+        proofs=() if faults else tuple(proofs),
+        faults=tuple(faults),
+    )
+
+
+def dispatched(found: Dispatch, answer: Mapping[str, Any], *, off: bool = False) -> Gate:
+    """Gate 6: the requests of the window took the wanted path; with `off`, none of them did."""
+    faults = list(found.faults)
+    if answer.get("error"):
+        faults.insert(0, f"the request was not answered: {answer['error']}")
+    failed = bool(faults) or not found.proven
+    return Gate(
+        number=6,
+        verdict=Verdict.FAILED if failed else Verdict.PASSED,
+        reason="the candidate's switch is off" if off else "",
+        proofs=(*found.proofs, *(f"not observable: {text}" for text in found.blind)),
         faults=tuple(faults),
     )
 

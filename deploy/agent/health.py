@@ -14,6 +14,7 @@ from typing import Any
 
 _MOST = 1 << 20  # bytes of an answer that are read
 PROMPT = "1 2 3 4"
+_FIRST_ID = 32  # ids from here on are plain tokens in every vocabulary we know of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,37 @@ def wait(port: int, served_name: str, seconds: float, alive: Any) -> tuple[Answe
         if left <= 0 or not alive():
             return answered
         time.sleep(min(1.0, max(0.0, left)))
+
+
+def generate(
+    port: int, name: str, tokens: int, *, salt: int = 0, output: int = 8, timeout: float = 600.0
+) -> dict[str, Any]:
+    """Send one prompt of exactly so many tokens; return what came back, or why nothing did.
+
+    The prompt is given as token ids, so that no template and no tokenizer changes its length. Its
+    first tokens follow from `salt`: with another salt no cached prefix fits.
+    """
+    ids = [_FIRST_ID + (salt >> (3 * i)) % 8 for i in range(21)]
+    ids = (ids + [_FIRST_ID + i % 64 for i in range(tokens)])[:tokens]
+    body = {
+        "model": name,
+        "prompt": ids,
+        "max_tokens": output,
+        "temperature": 0,
+        "seed": 0,
+        "ignore_eos": True,
+    }
+    status, raw, error, _ = _ask(("127.0.0.1", port), "POST", "/v1/completions", timeout, body)
+    raw = raw if isinstance(raw, dict) else {}
+    usage = raw.get("usage") or {}
+    choices = raw.get("choices") or [{}]
+    return {
+        "status": status,
+        "error": error or ("" if usage.get("completion_tokens") else "it made no token"),
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "completion_tokens": usage.get("completion_tokens"),
+        "text": choices[0].get("text", ""),
+    }
 
 
 def _health(address: tuple[str, int], timeout: float) -> Answered:

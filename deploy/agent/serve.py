@@ -132,6 +132,8 @@ def stop(call: Call) -> None:
 def read_markers(call: Call) -> None:
     """Verb `markers`: scan the newest start's log; `window` and `end` are places noted before.
 
+    With `send` ({"tokens", "salt", "output"}) one prompt is sent, and its window is looked at.
+
     Raises:
         NoRecord: nothing was started, so there is no log to read.
     """
@@ -145,6 +147,13 @@ def read_markers(call: Call) -> None:
             fix="start the service with start_vllm.sh (or `inv serve.start`)",
         )
     window, until = (Place.parse(options.get(name)) for name in ("window", "end"))
+    answer: dict[str, Any] = {}
+    if send := options.get("send"):
+        window = log.mark(run.log_path)
+        launch = wanted.launch
+        size = {key: int(send[key]) for key in ("salt", "output") if key in send}
+        answer = health.generate(launch.port, launch.served_name, int(send["tokens"]), **size)
+        call.say(f"prompt of {send['tokens']} tokens: {answer['error'] or 'answered'}")
     found = log.scan(run.log_path, None, window, until)
     members = [process.pid for process in machine.snapshot(also=(run.pid,)).family(run.pid)]
     call.evidence["markers"] = {
@@ -153,6 +162,7 @@ def read_markers(call: Call) -> None:
         "alive": run.alive,
         "pids": sorted({run.pid, *members}),
         "place": log.mark(run.log_path).to_json(),
+        "answer": answer,
     }
     call.evidence["outcome"] = "answered"
 
