@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import IO
 
 from deploy.agent.words import printable
-from deploy.errors import BadValues, BundleError, UnfitTarget
+from deploy.errors import BadValues, BundleError, StaleLock, UnfitTarget
 from deploy.values import Writer
 
 __all__ = ["Commit", "Entry", "Git", "GitFailed", "Objects", "fast_import", "is_commit_id"]
@@ -270,7 +270,7 @@ class Objects(AbstractContextManager["Objects"]):
             sha.update(piece)
             yield piece
         if sha.hexdigest() != oid:
-            raise BadValues(
+            raise StaleLock(
                 f"object {oid} in {self._git.folder} is damaged",
                 why=f"its content has the id {sha.hexdigest()}",
                 fix="run `git fsck` there, remove the damaged object and fetch it again",

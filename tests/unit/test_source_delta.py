@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deploy.agent.plan import checked_path
-from deploy.errors import BadValues, UnfitTarget
+from deploy.errors import BadValues, StaleLock, UnfitTarget
 from deploy.git import Git, commit_head, fast_import, init_bare, quoted
 from deploy.source import Rules, copy_blobs, delta, read_blobs
 from deploy.values import Change, Delta, PathClass
@@ -631,7 +631,7 @@ def test_a_damaged_object_is_named(repo: Repo) -> None:
     victim.unlink()
     shutil.copy(path / other[:2] / other[2:], victim)
 
-    with pytest.raises(BadValues) as caught:
+    with pytest.raises(StaleLock) as caught:
         delta(repo.folder, base=base, head=head, rules=RULES, check_worktree=False)
 
     assert oid in str(caught.value)

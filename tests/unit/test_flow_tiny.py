@@ -1,0 +1,209 @@
+"""The flow from manifest to evidence on the tiny manifest: a pinned thing is held to its pin."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deploy import flow
+from deploy.agent.words import Verb
+from deploy.carriers import Request
+from deploy.errors import BundleError, Differs, Refused, StaleLock
+from deploy.gates import Verdict, Visit
+from deploy.layout import HERE, Layout
+
+VERIFY = Request(verb=Verb.VERIFY)
+SITE = "root/usr/local/lib/python3.10/dist-packages"
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    """A checkout that holds the tiny manifest alone, locked and reproduced."""
+    layout = Layout(tmp_path_factory.mktemp("checkout 中文"))
+    (layout.top / "manifests").mkdir()
+    shutil.copy(HERE.manifest("tiny"), layout.manifest("tiny"))
+    shutil.copytree(HERE.series("tiny"), layout.series("tiny"))
+    flow.lock("tiny", layout)
+    visit, links = flow.reproduce("tiny", layout)
+    assert visit.exit == 0, visit
+    assert [link["link"] for link in links][0::8] == ["base commit", "tree"]
+    return layout
+
+
+@pytest.fixture
+def layout(reproduced: Layout, tmp_path: Path) -> Layout:
+    """A copy that a test may spoil."""
+    copy = Layout(tmp_path / "copy")
+    shutil.copytree(reproduced.top, copy.top, symlinks=True)
+    shutil.rmtree(copy.out_of("tiny"))
+    flow.reproduce("tiny", copy)
+    return copy
+
+
+def verify(layout: Layout) -> Visit:
+    [visit] = flow.run("tiny", "", VERIFY, layout)
+    return visit
+
+
+def test_the_reproduced_root_verifies_and_gate_1_is_passed(reproduced: Layout) -> None:
+    visit = verify(reproduced)
+
+    assert visit.exit == 0
+    assert visit.gates[0].verdict is Verdict.PASSED
+    assert (reproduced.out_of("tiny") / "evidence.json").exists()
+
+
+def test_one_changed_byte_of_an_installed_file_is_named_and_exits_10(layout: Layout) -> None:
+    path = layout.out_of("tiny") / SITE / "vllm/version.py"
+    text = path.read_bytes()
+    path.write_bytes(text[:-2] + b"#\n")
+
+    visit = verify(layout)
+
+    assert visit.exit == 10
+    assert visit.gates[0].verdict is Verdict.FAILED
+    assert any(fault.startswith("vllm/version.py: changed") for fault in visit.gates[0].faults)
+
+
+def flip(path: Path, at: int = -40) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(raw)
+
+
+def spoil_wheel(layout: Layout) -> None:
+    [path] = (layout.cache / "wheels").glob("*.whl")
+    flip(path)
+
+
+def spoil_lock(layout: Layout) -> None:
+    flip(layout.lock("tiny"))
+
+
+def spoil_bundle(layout: Layout) -> None:
+    [path] = layout.out.glob("tiny-*.pyz")
+    flip(path, 200)
+
+
+def spoil_blob(layout: Layout) -> None:
+    """Damage one stored content of the cached repository, and drop the bundle that has it too."""
+    [repo] = (layout.cache / "repos").glob("*.git")
+    [change] = [c for c in flow.plan("tiny", layout).delta.changes if c.path == "vllm/version.py"]
+    assert change.new is not None
+    oid = change.new.oid
+    git = ("git", "-C", str(repo), "cat-file", "blob", oid)
+    text = subprocess.run(git, check=True, capture_output=True).stdout
+    for pack in (repo / "objects/pack").glob("*.pack"):
+        moved = pack.read_bytes()
+        for index in (repo / "objects/pack").glob("*"):
+            index.unlink()
+        subprocess.run(("git", "-C", str(repo), "unpack-objects", "-q"), input=moved, check=True)
+    path = repo / "objects" / oid[:2] / oid[2:]
+    raw = bytearray(zlib.decompress(path.read_bytes()))
+    assert text in bytes(raw)
+    raw[-2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(zlib.compress(bytes(raw)))
+    for made in layout.out.glob("tiny-*.pyz"):
+        made.unlink()
+
+
+@pytest.mark.parametrize("spoil", [spoil_wheel, spoil_lock, spoil_bundle, spoil_blob])
+def test_one_changed_byte_of_a_pinned_thing_exits_4(
+    spoil: Callable[[Layout], None], layout: Layout
+) -> None:
+    assert verify(layout).exit == 0
+    spoil(layout)
+
+    with pytest.raises(BundleError) as caught:
+        verify(layout)
+
+    assert caught.value.exit == 4
+    assert caught.value.fix
+
+
+def test_a_comment_in_the_manifest_stales_no_lock_and_a_changed_value_does(layout: Layout) -> None:
+    path = layout.manifest("tiny")
+    path.write_text("# a note\n" + path.read_text())
+    assert verify(layout).exit == 0
+
+    path.write_text(path.read_text().replace("/root/submission", "/root/elsewhere"))
+    with pytest.raises(StaleLock, match=r"launch\.dir|stale"):
+        verify(layout)
+
+
+def test_reproduce_names_the_first_link_that_diverged_with_both_values(layout: Layout) -> None:
+    edited = layout.series("tiny") / "series"
+    rows = edited.read_text().splitlines()
+    new = next(row for row in rows if row.startswith("new "))
+    content = layout.series("tiny") / new.split(" from ")[1].strip()
+    content.write_bytes(content.read_bytes() + b"\n# edited after the lock\n")
+
+    with pytest.raises(Differs, match="head commit") as caught:
+        flow.reproduce("tiny", layout)
+
+    assert caught.value.exit == 10
+    assert caught.value.why.count(" ") >= 3
+
+
+def test_without_a_lock_nothing_is_deployed_and_the_command_is_named(layout: Layout) -> None:
+    layout.lock("tiny").unlink()
+
+    with pytest.raises(StaleLock, match="not locked") as caught:
+        verify(layout)
+
+    assert "inv lock -n tiny" in caught.value.fix
+
+
+def test_a_root_that_somebody_else_made_is_never_replaced(layout: Layout) -> None:
+    root = layout.out_of("tiny") / "root"
+    shutil.rmtree(root)
+    (root / "work").mkdir(parents=True)
+
+    with pytest.raises(Refused, match="will not replace"):
+        flow.reproduce("tiny", layout)
+
+    assert (root / "work").is_dir()
+
+
+def test_locking_again_changes_nothing_and_a_second_deploy_writes_nothing(layout: Layout) -> None:
+    assert flow.lock("tiny", layout)[1] is False
+    site = layout.out_of("tiny") / SITE
+    before = {p: (p.lstat().st_ino, p.lstat().st_ctime_ns) for p in sorted(site.rglob("*"))}
+
+    [visit] = flow.deploy("tiny", "", Request(verb=Verb.DEPLOY), layout)
+
+    assert visit.exit == 0
+    assert {p: (p.lstat().st_ino, p.lstat().st_ctime_ns) for p in sorted(site.rglob("*"))} == before
+
+
+def test_restore_gives_the_base_back_and_verify_then_says_so(layout: Layout) -> None:
+    [back] = flow.run("tiny", "", Request(verb=Verb.RESTORE), layout)
+    assert back.exit == 0
+
+    visit = verify(layout)
+
+    assert visit.exit == 10
+    assert {row["state"] for row in visit.evidence.faults} >= {"missing", "still base", "left over"}  # type: ignore[union-attr]
+
+
+def test_several_targets_are_all_visited_and_a_missing_one_is_said(
+    layout: Layout, tmp_path: Path
+) -> None:
+    root = layout.out_of("tiny") / "root"
+    copy = tmp_path / "second"
+    shutil.copytree(root, copy, symlinks=True)
+
+    visits = flow.run("tiny", f"local:{root},local:{copy}", VERIFY, layout)
+
+    assert [visit.target for visit in visits] == [f"local:{root}", f"local:{copy}"]
+    with pytest.raises(BundleError, match="no target local:"):
+        flow.run("tiny", f"local:{tmp_path / 'absent'}", VERIFY, layout)
+    with pytest.raises(BundleError, match="is no target"):
+        flow.run("tiny", "ftp:x", VERIFY, layout)
