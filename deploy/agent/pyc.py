@@ -41,10 +41,24 @@ def same(a, b):
     return a == b and repr(a) == repr(b)
 # derived from other fields, and (some) filled in as the code runs
 SKIP = {"co_lnotab", "_co_code_adaptive"}
+def undeclared(source):
+    # Some versions let such bytes pass in a comment when importing, but not when running the file.
+    try:
+        source.decode("utf-8")
+    except UnicodeDecodeError as err:
+        import io, tokenize
+        try:
+            declared = tokenize.detect_encoding(io.BytesIO(source).readline)[0]
+        except SyntaxError:
+            declared = "utf-8"
+        if declared.startswith("utf-8"):
+            line = source[:err.start].count(b"\n") + 1
+            raise SyntaxError("bytes that are not UTF-8", ("", line, 0, ""))
 answers, bodies = [], []
 for kind, name, source_size, pyc_size in jobs:
     source, old = raw.read(source_size), raw.read(pyc_size)
     try:
+        undeclared(source)
         code = compile(source, name, "exec", dont_inherit=True, optimize=0)
     except (SyntaxError, ValueError) as err:
         answers.append(["error", type(err).__name__, getattr(err, "lineno", None) or 0,

@@ -100,6 +100,7 @@ class Target:
     site: str = SITE
     env: dict[str, str] = field(default_factory=dict)
     count: int = 0
+    bundled: Any = None  # the bundle that `states` asks about
 
     @property
     def top(self) -> Path:
@@ -108,14 +109,57 @@ class Target:
     def make(self, files: Mapping[str, bytes]) -> None:
         for path, data in files.items():
             self.write(path, data)
+        self.use(self.python)
+        (self.root / "launch").mkdir(exist_ok=True)
+
+    def use(self, python: str, *, first: bool = True, sited: Path | None = None) -> None:
+        """Let /usr/bin/python3 be this interpreter, with the site on its path.
+
+        `first` False puts the site where a container has it, behind the user site; `sited` is one
+        more folder whose .pth files count.
+        """
         launcher = self.root / "usr/bin/python3"
         launcher.parent.mkdir(parents=True, exist_ok=True)
+        own = self.root.parent / "own"
+        place = str(self.top)
+        if not first:
+            own.mkdir(exist_ok=True)
+            lines = [f"import site, sys\nsys.path.remove({str(own)!r})\n"]
+            lines += [
+                f"site.addsitedir({str(folder)!r})\n" for folder in (self.top, sited) if folder
+            ]
+            (own / "sitecustomize.py").write_text("".join(lines))
+            place = str(own)
         launcher.write_text(
-            f'#!/bin/sh\nPYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{self.top}"\nexport PYTHONPATH\n'
-            f'exec "{self.python}" "$@"\n'
+            f'#!/bin/sh\nPYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{place}"\nexport PYTHONPATH\n'
+            f'exec "{python}" "$@"\n'
         )
         launcher.chmod(0o755)
-        (self.root / "launch").mkdir(exist_ok=True)
+
+    def base_python(self) -> str:
+        """Return this machine's own interpreter: one in a virtual environment has no user site."""
+        return str(Path(getattr(sys, "_base_executable", "") or sys.executable).resolve())
+
+    def states(self, *options: str, bundle: Bundle | None = None) -> dict[str, str]:
+        """Verify in a fresh process; return the files that are not ok."""
+        return self.run(bundle or self.bundled, "verify", *options).states
+
+    def imported(self, module: str, name: str = "V") -> str:
+        """Import a module as the service would, and return one of its values, or the error."""
+        code = (
+            "import importlib, sys\n"
+            "try: print(getattr(importlib.import_module(sys.argv[1]), sys.argv[2]))\n"
+            "except ImportError as err: print(type(err).__name__)\n"
+        )
+        argv = [str(self.root / "usr/bin/python3"), "-B", "-c", code, module, name]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+        return done.stdout.strip()
+
+    def bundle_of(
+        self, path: str, want: bytes | None, *, assume: Sequence[bytes | None] = ()
+    ) -> Bundle:
+        """Return a bundle of one file."""
+        return self.bundle(self.plan(planned(path, want, assume=assume)), [want])
 
     def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
         place = self.top / path
@@ -179,6 +223,18 @@ class Target:
                     row += [os.readlink(path)]
                 found[str(path.relative_to(self.root))] = row
         return found
+
+
+def pythons() -> dict[str, str]:
+    """Return version -> interpreter of what this machine has and starts."""
+    found = {}
+    shelves = [Path("/usr/bin"), Path("/usr/local/bin")]
+    shelves += sorted((Path.home() / ".pyenv/versions").glob("*/bin"))
+    for version in ("2.7", "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13"):
+        for path in (shelf / f"python{version}" for shelf in shelves):
+            if path.exists():
+                found[version] = str(path)
+    return found
 
 
 def compile_all(target: Target) -> None:
