@@ -13,17 +13,19 @@ import hashlib
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO
 
 from deploy.agent.words import printable
 from deploy.errors import BadValues, StaleLock, UnfitTarget, Unreachable
@@ -34,6 +36,11 @@ __all__ = ["Wheel", "WheelSpec", "base_commit", "fetch", "pack", "unpack"]
 PIECE = 1 << 20
 THREADS = 2  # inflating, hashing and writing leave the interpreter's lock alone
 PIP_SECONDS = 3600
+# What zipfile and zlib raise on bytes that are no zip, or no longer the one they were.
+DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError),
+    *(ValueError, IndexError, OverflowError, RuntimeError),
+)
 MOST_FILES = 100_000
 MOST_BYTES = 16 << 30
 EARLIEST = calendar.timegm((1980, 1, 1, 0, 0, 0))  # the oldest time a zip can hold
@@ -165,14 +172,25 @@ class Member:
 def _opened(wheel: Wheel) -> Iterator[tuple[zipfile.ZipFile, list[Member]]]:
     """Open a wheel and return its files, sorted; raise StaleLock on any that must not be there."""
     try:
-        with zipfile.ZipFile(wheel.path) as archive:
-            yield archive, _members(archive, wheel.path)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as err:
+        archive = zipfile.ZipFile(wheel.path)
+    except DAMAGE as err:
         raise _bad_wheel(wheel.path, [str(err)]) from err
+    with archive:
+        yield archive, _members(archive, wheel.path)
+
+
+def _pieces(archive: zipfile.ZipFile, member: Member) -> Iterator[bytes]:
+    """Yield the content of one file; raise StaleLock when it is damaged."""
+    try:
+        with archive.open(member.info) as source:
+            while piece := source.read(PIECE):
+                yield piece
+    except DAMAGE as err:
+        raise _bad_wheel(Path(str(archive.filename)), [f"{member.path!r}: {err}"]) from err
 
 
 def _members(archive: zipfile.ZipFile, path: Path) -> list[Member]:
-    infos = [info for info in archive.infolist() if not info.is_dir()]
+    infos = [info for info in archive.infolist() if not info.filename.endswith("/")]
     faults = [f"{i.filename!r}: {why}" for i in infos for why in _faults(i)]
     names = [info.filename for info in infos]
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
@@ -201,6 +219,8 @@ def _faults(info: zipfile.ZipInfo) -> Iterator[str]:
         yield "it installs a file outside of site-packages, which is not supported"
     if kind not in (0, stat.S_IFREG):
         yield "it is not a regular file"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        yield f"it is packed by the method {info.compress_type}, which no wheel uses"
     if info.flag_bits & 1:
         yield "it is encrypted"
 
@@ -218,6 +238,17 @@ def _bad_wheel(path: Path, faults: list[str]) -> StaleLock:
         why=shown + more,
         fix="fetch it from a source that you trust, and pin the sha256 of that one",
     )
+
+
+@contextmanager
+def files(wheel: Wheel) -> Iterator[list[tuple[str, int, int, Callable[[], IO[bytes]]]]]:
+    """Give path, permission bits, size and opener of every file, sorted; inside the block only.
+
+    Raises:
+        StaleLock: the wheel holds what must not be there.
+    """
+    with _opened(wheel) as (archive, members):
+        yield [(m.path, m.mode, m.info.file_size, partial(archive.open, m.info)) for m in members]
 
 
 def unpack(wheel: Wheel, dest: Path) -> None:
@@ -252,8 +283,8 @@ def _below(top: Path, path: str) -> Path:
 
 
 def _write(archive: zipfile.ZipFile, member: Member, path: Path) -> None:
-    with archive.open(member.info) as source, path.open("xb") as out:
-        shutil.copyfileobj(source, out, PIECE)
+    with path.open("xb") as out:
+        out.writelines(_pieces(archive, member))
         os.fchmod(out.fileno(), member.mode)
 
 
@@ -309,8 +340,7 @@ def _git_mode(member: Member) -> str:
 
 def _import(git: Git, archive: zipfile.ZipFile, members: list[Member], wheel: Wheel) -> str:
     def blob(member: Member) -> str:
-        with archive.open(member.info) as source:
-            return write_blob(git, _pieces(source), member.info.file_size)
+        return write_blob(git, _pieces(archive, member), member.info.file_size)
 
     with ThreadPoolExecutor(max_workers=THREADS) as pool:
         oids = list(pool.map(blob, members))
@@ -325,11 +355,6 @@ def _import(git: Git, archive: zipfile.ZipFile, members: list[Member], wheel: Wh
 
 def _ref(wheel: Wheel) -> str:
     return f"refs/bundle/wheel-{wheel.sha256}"
-
-
-def _pieces(source: IO[bytes]) -> Iterator[bytes]:
-    while piece := source.read(PIECE):
-        yield piece
 
 
 def pack(folder: Path, path: Path) -> None:

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,13 @@ from typing import IO, Any
 from deploy.agent.plan import Plan
 from deploy.agent.words import digest
 from deploy.bundle import Bundle
-from deploy.carriers.engine import NAME, Engine, Progress, Store
+from deploy.carriers.engine import NAME, Ended, Engine, Progress, Store
 from deploy.errors import Differs, UnfitTarget
 from deploy.image import base as bases
 from deploy.image import bytecode
 from deploy.image.archive import Image, Reference, archive_size, stream
 from deploy.image.base import Files, Memory, Pin, Seen, resolve
-from deploy.image.config import Added, Base, config_document, content_id
+from deploy.image.config import Added, Base, Descriptor, config_document, content_id
 from deploy.image.layer import Flavour, Layer, confirm, write_layer
 from deploy.image.overlay import Contents, Extra, entries
 from deploy.scripts import Rendered
@@ -55,7 +55,9 @@ class Order:
     reference: Reference
     epoch: int
     pin: Pin | None = None
+    base_layers: tuple[Descriptor, ...] = ()  # the base's blobs, where somebody knows them
     extras: tuple[Extra, ...] = ()
+    expect: Mapping[str, str] = field(default_factory=dict)  # the ids that a lock pins, if any
     flavour: Flavour = Flavour.MODERN
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -105,6 +107,13 @@ class Built:
         return {"schema": "image/1", **dataclasses.asdict(self), "base": list(self.base)}
 
     @property
+    def text(self) -> str:
+        """What a person wants to read of it."""
+        state = "is there already" if self.unchanged else "loaded" if self.id else "written"
+        rows = {"image": f"{self.reference} ({state})", "id": self.id, **self.expect}
+        return "\n".join(f"{name:<11} {value}" for name, value in rows.items() if value)
+
+    @property
     def expect(self) -> dict[str, str]:
         """The part that a lock pins: the same on every engine."""
         return {
@@ -135,6 +144,16 @@ def handed_in(bundle: Bundle, rendered: Sequence[Rendered]) -> tuple[Extra, ...]
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What an image is assembled on: the base, its files, and who runs its Python, if any can."""
+
+    base: Base
+    files: Memory
+    engine: Engine | None = None
+    layers: Mapping[str, Path] = field(default_factory=dict)  # the base's own blobs, at hand
+
+
 def build(
     engine: Engine,
     order: Order,
@@ -151,17 +170,24 @@ def build(
     Raises:
         UnfitTarget, StaleLock: the base is absent, or not the pinned one; nothing was written.
         Refused: a replaced file is not what the plan assumes; nothing was written.
-        Differs: the engine shows other ids than predicted; the image was removed again.
+        Differs: the ids are not the locked ones, and nothing was loaded; or the engine shows others
+            than predicted, and the image was removed again.
     """
     base = _base(engine, order)
     record = folders.work / "image.json"
     if not fresh and output is None and (known := _unchanged(engine, record, order, base)):
+        require_expected(known, order.expect)
         return known
-    with _assembled(engine, order, base, folders, fresh=fresh) as image:
+    with (
+        _ground(engine, base, folders, fresh=fresh) as ground,
+        assembled(ground, order, folders, fresh=fresh) as image,
+    ):
+        _require_loadable(engine, image)
+        require_expected(described(image), order.expect)
         engine.load(stream(image), archive_size(image), progress)
         built = _checked(engine, image)
         if output is not None:
-            _write(output, image)
+            write_archive(output, image)
     _remember(record, order.key(base), built)
     return built
 
@@ -177,42 +203,81 @@ def _base(engine: Engine, order: Order) -> Base:
     base = Base.from_inspect(found)
     if order.pin is not None:
         bases.check_pin(order.pin, base)
+    if tuple(layer.digest for layer in order.base_layers) == base.diff_ids:
+        base = dataclasses.replace(base, layers=order.base_layers)
     return base
 
 
+def require_expected(built: Built, expect: Mapping[str, str]) -> None:
+    """Raise Differs, naming the first rung, unless every pinned id is the built one."""
+    for rung in ("run_config", "layer", "config", "manifest", "content"):
+        want, found = expect.get(rung, ""), built.expect[rung]
+        if want and found and want != found:
+            raise Differs(
+                f"the first rung of the image that diverged from the lock: {rung}",
+                why=f"locked {want}, found {found}",
+                fix=_SUSPECTS[rung],
+            )
+
+
+_SUSPECTS = {
+    "run_config": "the base's Env, Entrypoint, Cmd, User or WorkingDir changed: compare the bases",
+    "layer": "first suspects: this product's version, the base's Python, a rendered script; if the "
+    "new one is right, run `inv lock`",
+    "config": "the layers are equal, so a label or the base's config differs",
+    "manifest": "the config is equal, so the base's blobs are encoded in another way",
+    "content": "this is a bug: all that it follows from is equal",
+}
+
+
+def _require_loadable(engine: Engine, image: Image) -> None:
+    """A content store follows the manifest to the base's blobs, so they must be named rightly."""
+    if engine.store is Store.CONTAINERD and not image.complete:
+        raise UnfitTarget(
+            "this engine keeps images in containerd, and the base's blobs are not known",
+            why="an image loaded without their digests and sizes cannot be saved or built upon",
+            fix="use an engine with the classic store, or build the rendered Dockerfile there",
+        )
+
+
 @contextlib.contextmanager
-def _assembled(
-    engine: Engine, order: Order, base: Base, folders: Folders, *, fresh: bool
-) -> Iterator[Image]:
-    """The image as bytes; its layer lies in a temporary file that is gone afterwards."""
-    plan = order.bundle.plan
+def _ground(engine: Engine, base: Base, folders: Folders, *, fresh: bool) -> Iterator[Ground]:
     cache = None if fresh else folders.cache / f"{base.id.removeprefix('sha256:')}.json"
     with contextlib.ExitStack() as stack:
         files = Memory(_Lazy(engine, base.id, stack), cache)
-        site = bases.site_of(files, plan)
-        python = _python(files, plan)
-        bases.require(files, site, plan, _installed(engine, files, base.id, python, site))
-        bases.judge(files, site, plan)
-        with _blobs(order.bundle) as blobs:
-            compiler = _Compiler(
-                engine=engine,
-                image=base.id,
-                python=python,
-                cache=None if fresh else folders.cache / "pycs",
+        yield Ground(base=base, files=files, engine=engine)
+
+
+@contextlib.contextmanager
+def assembled(
+    ground: Ground, order: Order, folders: Folders, *, fresh: bool = False
+) -> Iterator[Image]:
+    """The image as bytes; its layer lies in a temporary file that is gone afterwards."""
+    plan, files, base = order.bundle.plan, ground.files, ground.base
+    site = bases.site_of(files, plan)
+    compiler = _Compiler(
+        engine=ground.engine,
+        image=base.id,
+        python=_python(files, plan),
+        cache=None if fresh else folders.cache / "pycs",
+    )
+    bases.require(files, site, plan, compiler.installed(files, site))
+    bases.judge(files, site, plan)
+    with _blobs(order.bundle) as blobs:
+        tag, pycs = compiler.compile(plan, blobs)
+        contents = Contents(
+            plan=plan, site=site, blobs=blobs, pycs=pycs, tag=tag, extras=order.extras
+        )
+        with _layer(contents, files, order, folders.work) as layer:
+            files.keep()
+            config = config_document(base, layer.diff_id, order.added, epoch=order.epoch)
+            yield Image(
+                reference=order.reference,
+                base=base,
+                layer=layer,
+                config=config,
+                base_layers=ground.layers,
             )
-            tag, pycs = compiler.compile(plan, blobs)
-            contents = Contents(
-                plan=plan,
-                site=site,
-                blobs=blobs,
-                pycs=pycs,
-                tag=tag,
-                extras=order.extras,
-            )
-            with _layer(contents, files, order, folders.work) as layer:
-                files.keep()
-                config = config_document(base, layer.diff_id, order.added, epoch=order.epoch)
-                yield Image(reference=order.reference, base=base, layer=layer, config=config)
 
 
 class _Lazy:
@@ -250,24 +315,23 @@ def _python(files: Files, plan: Plan) -> str:
     return plan.python if files.look(real).kind == "file" else ""
 
 
-def _installed(
-    engine: Engine, files: Memory, image: str, python: str, site: str
-) -> tuple[str, ...]:
-    def ask() -> tuple[str, ...]:
-        ended = engine.run(image, (python, "-I", "-S", "-c", _LIST_INSTALLED, site))
-        return tuple(sorted(ended.out.decode("utf-8", "replace").split("\0")))
-
-    return files.learn(f"{site}/*.dist-info", ask) if python else ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Compiler:
     """Makes pycs by the image's own Python; what it made before of the same bytes is kept."""
 
-    engine: Engine
+    engine: Engine | None
     image: str
     python: str  # "" in an image that has none: nothing is compiled
     cache: Path | None
+
+    def installed(self, files: Memory, site: str) -> tuple[str, ...]:
+        """The names of the site's dist-info folders; none where no Python can list them."""
+
+        def ask() -> tuple[str, ...]:
+            ended = self._run((self.python, "-I", "-S", "-c", _LIST_INSTALLED, site), ())
+            return tuple(sorted(ended.out.decode("utf-8", "replace").split("\0")))
+
+        return files.learn(f"{site}/*.dist-info", ask) if self.python else ()
 
     def compile(self, plan: Plan, blobs: _Openers) -> tuple[str, dict[str, bytes]]:
         """Return the interpreter's cache tag, and the pyc of each module that the plan compiles."""
@@ -282,12 +346,20 @@ class _Compiler:
         tag, pycs = self._kept(keys)
         sources = {path: _read(blobs[wanted[path]]) for path in wanted if path not in pycs}
         if sources:
-            question = bytecode.question(plan.site, sources)
-            ended = self.engine.run(self.image, program, [question])
+            ended = self._run(program, [bytecode.question(plan.site, sources)])
             tag, made = bytecode.answer(tuple(sources), ended.out, ended.err)
             self._keep(tag, {keys[path]: body for path, body in made.items()})
             pycs.update(made)
         return tag, dict(sorted(pycs.items()))
+
+    def _run(self, argv: Sequence[str], stdin: Iterable[bytes]) -> Ended:
+        if self.engine is None:
+            raise UnfitTarget(
+                "the image's Python cannot be asked",
+                why="its bytecode is made by itself, and no container engine is in use",
+                fix="build where an engine runs, without --output oci:",
+            )
+        return self.engine.run(self.image, argv, stdin)
 
     def _kept(self, keys: Mapping[str, str]) -> tuple[str, dict[str, bytes]]:
         tag, found = "", {}
@@ -342,10 +414,11 @@ def _checked(engine: Engine, image: Image) -> Built:
             why="; ".join(faults),
             fix="the image was removed again; run with --json and report both ids",
         )
-    return _built(image, str(found["Id"]))
+    return described(image, str(found["Id"]))
 
 
-def _built(image: Image, identity: str) -> Built:
+def described(image: Image, identity: str = "") -> Built:
+    """Every id of an image; `identity` is the one an engine shows, where one holds it."""
     config = json.loads(image.config)
     layers = config["rootfs"]["diff_ids"]
     made = Base(diff_ids=tuple(layers), config=config["config"])
@@ -387,7 +460,8 @@ def _replace(path: Path, data: bytes) -> None:
     os.replace(beside, path)
 
 
-def _write(path: Path, image: Image) -> None:
+def write_archive(path: Path, image: Image) -> None:
+    """Write the image as one file that `docker load`, podman and buildah take."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -399,4 +473,16 @@ def _write(path: Path, image: Image) -> None:
         beside.unlink(missing_ok=True)
 
 
-__all__ = ["BUNDLE", "Built", "Folders", "Order", "build", "handed_in"]
+__all__ = [
+    "BUNDLE",
+    "Built",
+    "Folders",
+    "Ground",
+    "Order",
+    "assembled",
+    "build",
+    "described",
+    "handed_in",
+    "require_expected",
+    "write_archive",
+]

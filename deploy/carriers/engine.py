@@ -164,6 +164,35 @@ class Engine:
         if last:
             raise _load_error(last)
 
+    def save(self, image: str) -> Iterator[bytes]:
+        """The image as a `docker save` tar, in slices; its bytes are not the same twice."""
+        return cast(Iterator[bytes], self._client.get_image(image))
+
+    def pull(self, reference: str, progress: Progress | None = None) -> None:
+        """Pull an image, by digest where the reference has one.
+
+        Raises:
+            Unreachable: the registry did not answer, or has no such image.
+        """
+        import docker.errors
+
+        done: dict[str, int] = {}
+        sizes: dict[str, int] = {}
+        try:
+            for line in self._client.pull(reference, stream=True, decode=True):
+                if "error" in line:
+                    raise _no_pull(reference, str(line["error"]))
+                if line.get("status") in ("Downloading", "Download complete"):
+                    detail, layer = line.get("progressDetail") or {}, str(line.get("id"))
+                    sizes[layer] = detail.get("total") or sizes.get(layer, 0)
+                    done[layer] = detail.get("current") or sizes[layer]
+                    if progress is not None:
+                        progress(sum(done.values()), sum(sizes.values()))
+        except docker.errors.APIError as err:
+            raise _no_pull(reference, str(err.explanation or err)) from err
+        except OSError as err:
+            raise _gave_up(f"pull {reference}", err) from err
+
     def tag(self, image: str, name: str, tag: str) -> None:
         self._client.tag(image, name, tag)
 
@@ -413,6 +442,14 @@ def _load_error(said: str) -> Refused | UnfitTarget:
         "the engine did not take the image",
         why=said,
         fix="see the engine's log; nothing was loaded",
+    )
+
+
+def _no_pull(reference: str, why: str) -> Unreachable:
+    return Unreachable(
+        f"cannot pull {reference}",
+        why=why,
+        fix="`docker login` where the registry asks for it, or bring the image with `docker load`",
     )
 
 

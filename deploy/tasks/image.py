@@ -1,0 +1,65 @@
+"""The tasks about images: build-image, render, gc. tasks.py gathers them."""
+
+from __future__ import annotations
+
+from invoke import Context
+
+from deploy.console import show_json, task
+
+
+@task(
+    example="./inv build-image -n demo",
+    help={
+        "tag": "the image's name (default: dcu-bundle/NAME)",
+        "output": "oci:FILE writes the whole image, base included, and loads nothing",
+        "pull": "pull the base by its locked digest when the engine does not hold it",
+        "fresh": "believe no cache of earlier builds",
+    },
+)
+def build_image(
+    _: Context,
+    name: str = "",
+    tag: str = "",
+    output: str = "",
+    pull: bool = False,
+    fresh: bool = False,
+    json: bool = False,
+) -> int:
+    """Assemble the locked image and load it; nothing happens when it is there already."""
+    from deploy import imaging
+
+    built = imaging.build_image(name, tag=tag, output=output, pull=pull, fresh=fresh)
+    if json:
+        show_json(built.to_json())
+    else:
+        print(built.text)
+    return 0
+
+
+@task(
+    example="./inv render -n demo --output context",
+    help={"output": "the folder to write into (default: out/NAME/rendered)"},
+)
+def render(_: Context, name: str = "", output: str = "", json: bool = False) -> int:
+    """Write the launch scripts, ENVIRONMENT.md and the Dockerfile with the bundle beside them."""
+    from deploy import imaging
+
+    paths = imaging.render(name, output=output)
+    if json:
+        show_json({"schema": "render/1", "files": [str(path) for path in paths]})
+    else:
+        print("\n".join(map(str, paths)))
+    return 0
+
+
+@task(example="./inv gc")
+def gc(_: Context, json: bool = False) -> int:
+    """Remove from the engine what earlier calls left: containers, and images without a name."""
+    from deploy import imaging
+
+    rows = imaging.gc()
+    if json:
+        show_json({"schema": "gc/1", "removed": rows})
+    else:
+        print("\n".join(f"{r['kind']} {r['id'][:19]} {r['kept'] or 'removed'}" for r in rows))
+    return 0
