@@ -7,11 +7,11 @@ found is in the evidence. All carriers are held to one contract test.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from deploy.agent.words import Verb
+from deploy.agent.words import Exit, Verb
 from deploy.bundle import Bundle
 from deploy.evidence import Evidence
 
@@ -68,3 +68,34 @@ class Carrier(Protocol):
             Unreachable: the target gave no evidence, and why.
         """
         ...
+
+
+def in_turn(
+    target: Carrier,
+    bundle: Bundle,
+    requests: Sequence[Request],
+    *,
+    if_needed: bool = False,
+    tell: Callable[[str], None],
+) -> list[Evidence]:
+    """Run several verbs on one target, each in a process of its own, until one fails.
+
+    With `if_needed` the target is verified first; where all is well that evidence is the only one.
+    A carrier that can do this in one go has a method of the same meaning, `deliver_in_turn`.
+    """
+    at_once = getattr(target, "deliver_in_turn", None)
+    if at_once is not None:
+        found: list[Evidence] = at_once(bundle, requests, if_needed=if_needed, tell=tell)
+        return found
+    if if_needed:
+        first = target.deliver(bundle, replace(requests[0], verb=Verb.VERIFY))
+        if first.exit is Exit.OK:
+            return [first]
+    said: list[Evidence] = []
+    for request in requests:
+        if said:
+            tell(f"{request.verb.value}, in a process of its own")
+        said.append(target.deliver(bundle, request))
+        if said[-1].exit is not Exit.OK:
+            break
+    return said

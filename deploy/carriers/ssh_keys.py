@@ -64,7 +64,7 @@ class Trust:
             why=f"{self.address} shows {shown} ({key.get_name()}); trusted: {trusted or 'none'}",
             fix="read the fingerprint on the target itself (ssh-keygen -lf /etc/ssh/"
             "ssh_host_ed25519_key.pub in its web terminal); if it is this one: "
-            f"inv hosts.trust {self.name} --fingerprint {shown}",
+            f"inv hosts.trust -a {self.name} --fingerprint {shown}",
         )
 
 
