@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from deploy.agent.words import printable
 from deploy.errors import BadValues, StaleLock, UnfitTarget, Unreachable
