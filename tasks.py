@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 from invoke import Collection, Context, Task
 
 from deploy.console import show_json, task
+from deploy.tasks import bench, hosts, serve
 from deploy.tasks.develop import bench_self, lint, test  # noqa: F401  gathered below
+from deploy.tasks.image import build_image, gc, render  # noqa: F401  gathered below
 
 if TYPE_CHECKING:
     from deploy.flow import Visit
 
-_NAMESPACES: tuple[ModuleType, ...] = ()
+_NAMESPACES: tuple[ModuleType, ...] = (serve, bench, hosts)
 
 
 @task(example="./inv reproduce -n demo")
@@ -83,8 +85,12 @@ def check(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
 
 
 @task(
-    example="./inv deploy -n demo -t local:/mnt/root",
+    example="./inv deploy -n demo -t ssh:a,ssh:b --if-needed",
     help={
+        "group": "every host of this group of hosts.yaml",
+        "all": "every host of hosts.yaml",
+        "if_needed": "verify first, and leave alone what is as planned",
+        "worktree": "deploy the files as they lie in the work tree, past the lock: the edit loop",
         "wait": "seconds to wait while somebody else deploys",
         "force_running": "deploy although a service runs from the site (it keeps the old code)",
     },
@@ -93,12 +99,24 @@ def deploy(
     _: Context,
     name: str = "",
     to: str = "",
+    group: str = "",
+    all: bool = False,
+    if_needed: bool = False,
+    worktree: bool = False,
     wait: float = 0.0,
     force_running: bool = False,
     json: bool = False,
 ) -> int:
     """Make the locked plan true on each target, then verify it from another process."""
-    return _visit("deploy", name, to, json=json, wait=wait, force_running=force_running)
+    from deploy import flow
+    from deploy.agent.words import Verb
+    from deploy.carriers import Request
+
+    request = Request(
+        verb=Verb.DEPLOY, operator=flow.operator(), wait=wait, force_running=force_running
+    )
+    to = flow.chosen(to, group=group, everyone=all)
+    return _show(flow.deploy(name, to, request, if_needed=if_needed, worktree=worktree), json=json)
 
 
 @task(
@@ -118,15 +136,30 @@ def restore(_: Context, name: str = "", to: str = "", wait: float = 0.0, json: b
     return _visit("restore", name, to, json=json, wait=wait)
 
 
+@task(example="./inv doctor -n demo -t ssh:a")
+def doctor(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
+    """Examine each target: python, torch, device, toolkit, disks, proxies, left-overs; mends."""
+    from deploy import serving
+    from deploy.agent.words import Verb
+
+    return _show(serving.ask(name, to, Verb.DOCTOR, {}), json=json)
+
+
 def _visit(verb: str, name: str, to: str, *, json: bool, **options: float) -> int:
-    """Run one verb of the agent on every target; the most urgent exit code decides."""
-    from deploy import flow, report
+    """Run one verb of the agent on every target."""
+    from deploy import flow
     from deploy.agent.words import Verb
     from deploy.carriers import Request
-    from deploy.errors import worst
 
     request = Request(verb=Verb(verb), operator=flow.operator(), **options)  # type: ignore[arg-type]
-    visits: list[Visit] = (flow.deploy if verb == "deploy" else flow.run)(name, to, request)
+    return _show(flow.run(name, to, request), json=json)
+
+
+def _show(visits: list[Visit], *, json: bool) -> int:
+    """Report on every target; the most urgent exit code decides."""
+    from deploy import report
+    from deploy.errors import worst
+
     if json:
         show_json(report.visits_json(visits))
     else:

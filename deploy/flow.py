@@ -7,6 +7,7 @@ by default, and nothing here re-resolves silently: what differs from the lock st
 from __future__ import annotations
 
 import getpass
+import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from deploy import bundle as bundles
-from deploy import gates, report, source, submission, wheel
-from deploy.agent.words import Exit, Verb, digest
+from deploy import fleet, gates, inventory, report, source, submission, wheel
+from deploy.agent.words import Verb, digest
 from deploy.bundle import Bundle
-from deploy.carriers import Carrier, Request
+from deploy.carriers import Carrier, Request, in_turn
+from deploy.carriers.container import parse_container, parse_image
 from deploy.carriers.local import lay_root, parse_local
 from deploy.console import say
 from deploy.errors import BadValues, BundleError, Differs, StaleLock
@@ -41,8 +43,12 @@ def plan(name: str, layout: Layout = HERE, *, worktree: bool = False) -> Submiss
 
 def lock(name: str, layout: Layout = HERE) -> tuple[Lock, bool]:
     """Resolve a manifest and pin everything; return the lock and whether the file changed."""
+    from deploy import imaging
+
     found = plan(name, layout)
-    made = Lock(inputs=found.inputs, expect=_expect(found, _pack(found)))
+    packed = _pack(found)
+    expect = {**_expect(found, packed), **imaging.expect(found, packed)}
+    made = Lock(inputs=found.inputs, expect=expect)
     return made, write_lock(layout.lock(found.name), made)
 
 
@@ -52,16 +58,57 @@ def bundle(name: str, layout: Layout = HERE) -> tuple[Submission, Bundle]:
     return found, _locked_bundle(found, pinned)
 
 
-def run(name: str, to: str, request: Request, layout: Layout = HERE) -> list[Visit]:
+def run(
+    name: str,
+    to: str,
+    request: Request | Callable[[Submission, Bundle], Request],
+    layout: Layout = HERE,
+) -> list[Visit]:
     """Bring the locked bundle to each target, one verb; a target that fails stops no other."""
     found, made = bundle(name, layout)
-    return [_visit(found, made, target, request) for target in _targets(found, to)]
+    asked = request(found, made) if callable(request) else request
+    return _each(found, made, _targets(found, to), [asked])
 
 
-def deploy(name: str, to: str, request: Request, layout: Layout = HERE) -> list[Visit]:
-    """Deploy to each target, then have another process verify it."""
-    found, made = bundle(name, layout)
-    return [_deploy(found, made, target, request) for target in _targets(found, to)]
+def deploy(
+    name: str,
+    to: str,
+    request: Request,
+    layout: Layout = HERE,
+    *,
+    if_needed: bool = False,
+    worktree: bool = False,
+) -> list[Visit]:
+    """Deploy to each target, then have another process verify it.
+
+    `if_needed` verifies first and leaves a target alone that is as planned. `worktree` deploys the
+    files as they lie in the work tree, past the lock: the edit loop.
+    """
+    if worktree:
+        found = plan(name, layout, worktree=True)
+        made = _pack(found)
+    else:
+        found, made = bundle(name, layout)
+    requests = [request, _as_verify(request)]
+    return _each(found, made, _targets(found, to), requests, if_needed=if_needed)
+
+
+def chosen(to: str, *, group: str = "", everyone: bool = False, layout: Layout = HERE) -> str:
+    """Return the target list of -t, --group and --all as one text.
+
+    Raises:
+        BadValues: more than one of them was given, or there is no such group.
+    """
+    if sum(map(bool, (to, group, everyone))) > 1:
+        raise BadValues(
+            "the targets were named in more than one way",
+            why="-t, --group and --all each name all the targets",
+            fix="give one of them",
+        )
+    if not (group or everyone):
+        return to
+    known = inventory.load(inventory.path_of(layout, os.environ))
+    return ",".join(f"ssh:{alias}" for alias in known.chosen(group=group, everyone=everyone))
 
 
 def reproduce(name: str, layout: Layout = HERE) -> tuple[Visit, list[dict[str, str]]]:
@@ -81,7 +128,8 @@ def reproduce(name: str, layout: Layout = HERE) -> tuple[Visit, list[dict[str, s
     links += _compare(_bundle_links(found, made, pinned))
     root = _lay(found)
     say(f"{found.name}: laid a pristine root at {root}")
-    visit = _deploy(found, made, parse_local(str(root)), Request(verb=Verb.DEPLOY))
+    request = Request(verb=Verb.DEPLOY)
+    [visit] = _each(found, made, [parse_local(str(root))], [request, _as_verify(request)])
     if visit.error is not None:
         raise visit.error
     assert visit.evidence is not None
@@ -229,15 +277,44 @@ def _carrier(text: str) -> Carrier:
     return _CARRIERS[kind](rest)
 
 
-_CARRIERS: dict[str, Callable[[str], Carrier]] = {"local": parse_local}
+def _ssh(alias: str) -> Carrier:
+    from deploy.carriers.ssh import parse_ssh  # paramiko takes a while to load
+
+    return parse_ssh(alias)
 
 
-def _deploy(found: Submission, made: Bundle, target: Carrier, request: Request) -> Visit:
-    visit = _visit(found, made, target, request)
-    if visit.exit != Exit.OK:
-        return visit
-    say(f"{target.name}: deployed; verifying in another process")
-    return _visit(found, made, target, _as_verify(request))
+_CARRIERS: dict[str, Callable[[str], Carrier]] = {
+    "local": parse_local,
+    "ssh": _ssh,
+    "container": parse_container,
+    "image": parse_image,
+}
+
+
+def _each(
+    found: Submission,
+    made: Bundle,
+    targets: Sequence[Carrier],
+    requests: Sequence[Request],
+    *,
+    if_needed: bool = False,
+) -> list[Visit]:
+    """Do the requests on every target at once; one that fails stops no other."""
+
+    def work(target: Carrier, tell: fleet.Tell) -> Visit:
+        return _visit(found, made, target, requests, tell, if_needed=if_needed)
+
+    results = fleet.each(targets, work, name=lambda target: target.name, outcome=_outcome)
+    return [
+        Visit(target=target.name, error=result) if isinstance(result, BundleError) else result
+        for target, result in zip(targets, results, strict=True)
+    ]
+
+
+def _outcome(visit: Visit) -> str:
+    if visit.error is not None:
+        return visit.error.what
+    return visit.evidence.outcome if visit.evidence else ""
 
 
 def _as_verify(request: Request) -> Request:
@@ -252,17 +329,27 @@ def _as_verify(request: Request) -> Request:
     )
 
 
-def _visit(found: Submission, made: Bundle, target: Carrier, request: Request) -> Visit:
+def _visit(
+    found: Submission,
+    made: Bundle,
+    target: Carrier,
+    requests: Sequence[Request],
+    tell: fleet.Tell,
+    *,
+    if_needed: bool = False,
+) -> Visit:
     try:
-        evidence = target.deliver(made, request)
-        if evidence.error is not None:
-            return Visit(target=target.name, evidence=evidence, error=evidence.error)
-        require_answer(evidence, found.plan, target.name)
+        said = in_turn(target, made, requests, if_needed=if_needed, tell=tell)
+        met, last = str(said[0].raw.get("met", "")), said[-1]
+        if last.error is not None:
+            return Visit(target=target.name, evidence=last, error=last.error, met=met)
+        require_answer(last, found.plan, target.name)
     except BundleError as err:
         return Visit(target=target.name, error=err)
-    verdicts = _judge(found, evidence) if request.verb is Verb.VERIFY else ()
-    visit = Visit(target=target.name, evidence=evidence, gates=verdicts)
-    if request.verb is Verb.VERIFY:
+    verified = last.verb is Verb.VERIFY
+    verdicts = _judge(found, last) if verified else ()
+    visit = Visit(target=target.name, evidence=last, gates=verdicts, met=met)
+    if verified:
         _write_evidence(found, visit)
     return visit
 

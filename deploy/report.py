@@ -175,6 +175,8 @@ def visit_text(visit: Visit) -> str:
         lines.append("  " + "\n  ".join(printable(line) for line in str(visit.error).split("\n")))
     if visit.evidence is not None and visit.evidence.files:
         lines.append(files_text(visit.evidence))
+    if visit.evidence is not None:
+        lines += service_lines(visit.evidence.raw)
     if visit.gates:
         lines.append(gates_text(visit.gates))
     return "\n".join(lines)
@@ -183,9 +185,74 @@ def visit_text(visit: Visit) -> str:
 def _headline(visit: Visit) -> str:
     if visit.evidence is None:
         return "no evidence"
-    met = visit.evidence.raw.get("met")
+    met = visit.met or visit.evidence.raw.get("met")
     seen = f", met: {met}" if met else ""
     return f"{visit.evidence.verb.value}: {visit.evidence.outcome}{seen}"
+
+
+def fleet_text(visits: Sequence[Visit]) -> str:
+    """One line a target: in what state it is, and what that rests on."""
+    return table([("target", "state", "what was found"), *(_fleet_row(v) for v in visits)], "")
+
+
+def _fleet_row(visit: Visit) -> tuple[str, str, str]:
+    evidence = visit.evidence
+    if evidence is None:
+        return visit.target, "no answer", visit.error.what if visit.error else ""
+    conflicts = [str(row["path"]) for row in evidence.raw.get("conflicts") or ()]
+    changes = evidence.raw.get("changes") or {}
+    if conflicts:
+        found = f"edited by hand: {', '.join(conflicts)}"
+    elif visit.error is not None:
+        found = visit.error.what
+    elif changes:
+        found = ", ".join(f"{len(paths)} to {act}" for act, paths in sorted(changes.items()))
+    else:
+        found = "as planned"
+    if before := evidence.raw.get("before"):
+        found = f"had plan {str(before.get('plan', ''))[:12]}; {found}"
+    return visit.target, visit.met or evidence.outcome, found
+
+
+def service_lines(raw: Mapping[str, Any]) -> list[str]:
+    """What an agent saw of a service: its processes, listeners, card, answers; or of a doctor."""
+    lines = [
+        f"  {row['level']:7} {row['about']}: {printable(row['text'])}"
+        + (f" -> {printable(row['mend'])}" if row["mend"] else "")
+        for row in raw.get("doctor") or ()
+    ]
+    seen = raw.get("service") or {}
+    if seen.get("processes"):
+        lines.append(table([_process_row(row) for row in seen["processes"]]))
+    for row in seen.get("listeners") or ():
+        pids = ", ".join(map(str, row["pids"])) or "a process not to be seen"
+        lines.append(f"  listens on {row['address']}:{row['port']}: {pids}")
+    for card in (seen.get("cards") or {}).get("cards") or ():
+        known = {key: "unknown" if card[key] is None else f"{card[key]:g} %" for key in card}
+        lines.append(f"  card {card['index']}: memory {known['memory']}, busy {known['busy']}")
+    lines += [
+        f"  {row['probe']}: {printable(row['error'] or 'passed')}"
+        for row in seen.get("answers") or ()
+    ]
+    if run := seen.get("run"):
+        state = run.get("state", "recorded")
+        lines.append(f"  run {printable(run.get('folder', ''))}: pid {run['pid']}, {state}")
+    return lines + [
+        f"  {'warning' if row['warning'] else 'fault'}: {printable(row['text'])}"
+        for row in seen.get("faults") or ()
+    ]
+
+
+def _process_row(row: Mapping[str, Any]) -> list[str]:
+    marks = [
+        row["role"],
+        *(["orphan"] if row["orphan"] else []),
+        *(["zombie"] * (row["state"] == "Z")),
+    ]
+    where = f"in {row['container']}" if row["container"] else ""
+    command = printable(" ".join(row["argv"]) or row["comm"])
+    memory = f"{row['memory'] >> 20} MiB"
+    return [str(row["pid"]), ", ".join(marks), memory, row["started"], where, command[:80]]
 
 
 def visits_json(visits: Sequence[Visit], links: Sequence[Mapping[str, str]] = ()) -> dict[str, Any]:
@@ -196,6 +263,7 @@ def visits_json(visits: Sequence[Visit], links: Sequence[Mapping[str, str]] = ()
             {
                 "target": visit.target,
                 "exit": int(visit.exit),
+                "met": visit.met,
                 "evidence": dict(visit.evidence.raw) if visit.evidence else None,
                 "gates": [gate.to_json() for gate in visit.gates],
                 "error": visit.error.to_json() if visit.error else None,
