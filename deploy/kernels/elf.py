@@ -275,14 +275,13 @@ def _unpacked(body: bytes, method: str) -> tuple[bytes, int]:
 
 
 def _unpacked_zstd(body: bytes) -> tuple[bytes, int]:
-    try:
-        import zstandard
-    except ImportError as err:
-        raise ValueError(
-            "it is compressed by zstd, and the Python package zstandard is not installed"
-        ) from err
+    import zstandard
+
     stream = zstandard.ZstdDecompressor().decompressobj()
-    plain = bytes(stream.decompress(body))
+    try:
+        plain = bytes(stream.decompress(body))
+    except zstandard.ZstdError as err:
+        raise ValueError(f"its zstd stream is damaged: {err}") from err
     return plain, len(body) - len(stream.unused_data)
 
 
