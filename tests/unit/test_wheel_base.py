@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -12,6 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from deploy import wheel
 from deploy.errors import BadValues, StaleLock, Unreachable
@@ -208,6 +211,28 @@ def test_damaged_content_is_refused_and_leaves_nothing(made: Wheel, tmp_path: Pa
 
     assert os.listdir(tmp_path / "in") == []
     assert not (tmp_path / "repo.git").exists()
+
+
+@settings(
+    deadline=None,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.lists(st.tuples(st.floats(0, 0.999), st.integers(1, 255)), min_size=1, max_size=4))
+def test_whatever_byte_is_damaged_the_wheel_is_whole_or_refused(
+    made: Wheel, tmp_path: Path, harm: list[tuple[float, int]]
+) -> None:
+    data = bytearray(made.path.read_bytes())
+    for where, flip in harm:
+        data[int(where * len(data))] ^= flip
+    damaged = Wheel(tmp_path / "damaged.whl", made.sha256)
+    damaged.path.write_bytes(data)
+
+    with contextlib.suppress(StaleLock):
+        wheel.unpack(damaged, tmp_path / "in" / "site")
+        shutil.rmtree(tmp_path / "in" / "site")
+
+    assert os.listdir(tmp_path / "in") == []
 
 
 def test_the_commit_holds_exactly_the_files_and_execute_bits(made: Wheel, tmp_path: Path) -> None:
