@@ -19,7 +19,7 @@ _SEAMS = {
     "yaml": ("deploy.document", "deploy.manifest", "deploy.lock"),
     "jinja2": ("deploy.render", "deploy.report"),
     "docker": ("deploy.carriers.container", "deploy.carriers.image", "deploy.carriers.engine",
-               "deploy.image", "deploy.kernels"),
+               "deploy.carriers.recipe", "deploy.image", "deploy.kernels"),
     "fabric": ("deploy.carriers",),
     "paramiko": ("deploy.carriers",),
     "requests": ("deploy.service", "deploy.image.registry"),
@@ -85,10 +85,11 @@ def test_each_library_is_imported_only_at_its_seam() -> None:
 
 @pytest.mark.parametrize("library", sorted(_SEAMS))
 def test_a_planted_import_outside_its_seam_is_found(library: str, copy: Path) -> None:
+    before = _strays(copy)
     with (copy / "deploy/values.py").open("a") as file:
         file.write(f"\ndef late():\n    from {library} import anything\n")
 
-    assert _strays(copy) == [f"deploy.values imports {library}"]
+    assert set(_strays(copy)) - set(before) == {f"deploy.values imports {library}"}
 
 
 def test_the_agent_imports_nothing_but_itself_and_the_standard_library(copy: Path) -> None:
