@@ -38,8 +38,8 @@ from deploy.carriers.engine import NAME, Engine, open_engine
 from deploy.console import say
 from deploy.errors import BadValues, BundleError
 from deploy.image.archive import Image, Reference, archive_size, stream
-from deploy.image.base import Memory, Pin
-from deploy.image.config import Base, Descriptor
+from deploy.image.base import Memory, Pin, new_index, repo_digests
+from deploy.image.config import Base, Descriptor, content_id
 from deploy.image.layer import Layer
 from deploy.image.plain import Plain, plain
 from deploy.layout import HERE, Layout
@@ -72,6 +72,32 @@ def build_image(
     with open_engine() as engine, job.base(engine, pull=pull) as (reference, base):
         order = job.order(reference, base, tag)
         return build(engine, order, job.folders, progress=_Meter("load"), fresh=fresh)
+
+
+def build_dockerfile(name: str, layout: Layout = HERE, *, tag: str = "") -> Built:
+    """Build the rendered Dockerfile with the engine's classic builder, on the locked base.
+
+    Its layers are encoded by the builder, so their ids say nothing; what it shares with the loaded
+    image is the tree that verify reads inside, and the run config.
+    """
+    from deploy.carriers import recipe
+
+    found, _ = flow.bundle(name, layout)
+    render(name, layout)
+    reference = Reference.parse(tag or f"{_PREFIX}{found.name}:dockerfile")
+    with open_engine() as engine:
+        recipe.build(engine, found.out / "rendered", str(reference), say)
+        answer = engine.inspect(str(reference)) or {}
+    base = Base.from_inspect(answer)
+    return Built(
+        reference=str(reference),
+        id=base.id,
+        layer=base.diff_ids[-1],
+        config="",
+        content=content_id(base.diff_ids, base.config, base.architecture),
+        base=base.diff_ids[:-1],
+        run_config=base.run_config,
+    )
 
 
 def expect(found: Submission, made: Bundle) -> dict[str, Any]:
@@ -164,9 +190,22 @@ class _Job:
                 yield _loaded(engine, self, wheel), wheel.base
             return
         reference = _base_reference(self.found, self.pinned)
-        if pull and engine.inspect(reference) is None:
-            engine.pull(reference, _Meter("pull"))
+        if engine.inspect(reference) is None:
+            reference = self._stand_in(engine, reference, pull=pull)
         yield reference, Base(diff_ids=())
+
+    def _stand_in(self, engine: Engine, reference: str, *, pull: bool) -> str:
+        """Another name for the locked base: pulled by digest, or the tag where it is the same."""
+        tag = self.found.manifest.base.image
+        there = engine.inspect(tag)
+        pin = Pin.parse(self.pinned.expect["base_image"])
+        if there is not None and Base.from_inspect(there).diff_ids == pin.diff_ids:
+            if new_index(pin, repo_digests(there)):
+                say(f"{tag}: the same platform image as locked, below a new index")
+            return tag
+        if pull:
+            engine.pull(reference, _Meter("pull"))
+        return reference
 
     def order(self, reference: str, base: Base, tag: str) -> Order:
         raw = self.pinned.expect.get("base_image")
@@ -214,8 +253,8 @@ def _base_reference(found: Submission, pinned: Lock) -> str:
 
 def _pin(found: Submission, answer: Mapping[str, Any]) -> Pin:
     reference = found.manifest.base.image
-    digests = [str(text).partition("@")[2] for text in answer.get("RepoDigests") or ()]
-    pin = Pin.of(reference, Base.from_inspect(answer), sorted(digests)[0] if digests else "")
+    digests = repo_digests(answer)
+    pin = Pin.of(reference, Base.from_inspect(answer), digests[0] if digests else "")
     return dataclasses.replace(pin, platform=found.manifest.base.platform)
 
 

@@ -184,7 +184,7 @@ def build(
     ):
         _require_loadable(engine, image)
         require_expected(described(image), order.expect)
-        engine.load(stream(image), archive_size(image), progress)
+        engine.load(stream(image), archive_size(image), progress, reference=str(image.reference))
         built = _checked(engine, image)
         if output is not None:
             write_archive(output, image)

@@ -143,8 +143,22 @@ class Engine:
         # The stream's end does not carry the exit code; a code that stays unknown is a failure.
         return Ended(self._client.exec_inspect(made["Id"]).get("ExitCode"), out, said)
 
-    def load(self, data: Iterable[bytes], size: int, progress: Progress | None = None) -> None:
-        """Load an image archive of `size` bytes.
+    def _state(self, done: Callable[[], bool]) -> str:
+        """What the engine made of a call that we gave up on: asked, never guessed."""
+        try:
+            return "it has done it" if done() else "it has not done it so far"
+        except OSError:
+            return "it does not answer at all"
+
+    def load(
+        self,
+        data: Iterable[bytes],
+        size: int,
+        progress: Progress | None = None,
+        *,
+        reference: str = "",
+    ) -> None:
+        """Load an image archive of `size` bytes, which brings an image called `reference`.
 
         Raises:
             Refused: the engine would not take it; nothing of it is left.
@@ -160,9 +174,43 @@ class Engine:
         except docker.errors.APIError as err:
             last = str(err.explanation or err)
         except OSError as err:  # requests' errors are OSErrors; ^C is none
-            raise _gave_up("load the image", err) from err
+            state = self._state(lambda: bool(reference) and self.inspect(reference) is not None)
+            raise _gave_up(f"load {reference or 'an image'}", err, state) from err
         if last:
             raise _load_error(last)
+
+    def build(self, context: IO[bytes], reference: str, tell: Callable[[str], None]) -> str:
+        """Build a context, given as a tar, with the classic builder; return the image's id.
+
+        Every step's container is removed, also after a failure, and no step has a network.
+
+        Raises:
+            Refused: a step failed; nothing is tagged.
+        """
+        import docker.errors
+
+        last: list[str] = []
+        try:
+            for line in self._client.build(
+                fileobj=context,
+                custom_context=True,
+                tag=reference,
+                rm=True,
+                forcerm=True,
+                nocache=True,
+                network_mode="none",
+                decode=True,
+            ):
+                if "error" in line:
+                    raise _failed_step(str(line["error"]), last)
+                if text := str(line.get("stream", "")).strip():
+                    last.append(text)
+                    tell(text)
+        except docker.errors.APIError as err:
+            raise _failed_step(str(err.explanation or err), last) from err
+        except OSError as err:
+            raise _gave_up(f"build {reference}", err) from err
+        return str((self.inspect(reference) or {})["Id"])
 
     def save(self, image: str) -> Iterator[bytes]:
         """The image as a `docker save` tar, in slices; its bytes are not the same twice."""
@@ -230,7 +278,9 @@ class Engine:
             self._create(name, image, argv, open_stdin=open_stdin)
             yield name
         finally:
-            self.remove_container(name)
+            # An engine that hangs must not hide the error before it; `gc` finds what stays.
+            with contextlib.suppress(OSError):
+                self.remove_container(name)
 
     def _create(self, name: str, image: str, argv: tuple[str, ...], *, open_stdin: bool) -> None:
         import docker.errors
@@ -257,7 +307,8 @@ class Engine:
                 fix="mend what the engine names, then run this again",
             ) from err
         except OSError as err:
-            raise _gave_up(f"make a container of {image}", err) from err
+            state = self._state(lambda: self.inspect_container(name) is not None)
+            raise _gave_up(f"make a container of {image}", err, state) from err
 
 
 class Still:
@@ -417,10 +468,10 @@ def _innermost(err: BaseException) -> str:
     return f"{type(err).__name__}: {err}"
 
 
-def _gave_up(what: str, err: Exception) -> Unreachable:
+def _gave_up(what: str, err: Exception, state: str = "its state is not known") -> Unreachable:
     return Unreachable(
         f"gave up waiting for the engine to {what}",
-        why=f"{type(err).__name__}: {err}; the engine may still be at it",
+        why=f"{type(err).__name__}: {err}; asked again, {state}",
         fix="look with `docker images` and `docker ps -a`; `inv gc` removes what was left",
     )
 
@@ -442,6 +493,14 @@ def _load_error(said: str) -> Refused | UnfitTarget:
         "the engine did not take the image",
         why=said,
         fix="see the engine's log; nothing was loaded",
+    )
+
+
+def _failed_step(why: str, said: list[str]) -> Refused:
+    return Refused(
+        "the build of the Dockerfile failed",
+        why=f"{why} (after: {said[-1]})" if said else why,
+        fix="mend that step; nothing was tagged",
     )
 
 

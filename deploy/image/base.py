@@ -302,6 +302,19 @@ def check_pin(pin: Pin, base: Base) -> None:
         )
 
 
+def repo_digests(answer: Mapping[str, Any]) -> list[str]:
+    """The digests by which registries know an image, as an engine's inspect tells them; sorted."""
+    return sorted(str(text).partition("@")[2] for text in answer.get("RepoDigests") or ())
+
+
+def new_index(pin: Pin, digests: Collection[str]) -> bool:
+    """True when a registry names the very same image by another digest than the locked one.
+
+    A tag that got a new index (another platform was added) still leads to the same layers.
+    """
+    return bool(pin.digest) and bool(digests) and pin.digest not in digests
+
+
 def _layer_faults(pinned: Sequence[str], found: Sequence[str]) -> Iterator[str]:
     if len(pinned) != len(found):
         yield f"it has {len(found)} layers, the lock pins {len(pinned)}"

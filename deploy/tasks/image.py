@@ -14,6 +14,7 @@ from deploy.console import show_json, task
         "output": "oci:FILE writes the whole image, base included, and loads nothing",
         "pull": "pull the base by its locked digest when the engine does not hold it",
         "fresh": "believe no cache of earlier builds",
+        "dockerfile": "build the rendered Dockerfile instead, with the engine's classic builder",
     },
 )
 def build_image(
@@ -23,12 +24,16 @@ def build_image(
     output: str = "",
     pull: bool = False,
     fresh: bool = False,
+    dockerfile: bool = False,
     json: bool = False,
 ) -> int:
     """Assemble the locked image and load it; nothing happens when it is there already."""
     from deploy import imaging
 
-    built = imaging.build_image(name, tag=tag, output=output, pull=pull, fresh=fresh)
+    if dockerfile:
+        built = imaging.build_dockerfile(name, tag=tag)
+    else:
+        built = imaging.build_image(name, tag=tag, output=output, pull=pull, fresh=fresh)
     if json:
         show_json(built.to_json())
     else:
