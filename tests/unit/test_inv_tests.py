@@ -227,6 +227,13 @@ def test_an_unknown_bench_is_told_with_those_that_exist() -> None:
     assert re.search(r"fix: choose one of .*inv", done.stderr)
 
 
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+def test_the_readme_shows_the_command_that_ci_runs(name: str) -> None:
+    text = (HERE.top / name).read_text("utf-8")
+
+    assert re.search(r"(?m)^ *\$? ?\./inv test( +#.*| {2,}.*)?$", text)
+
+
 def test_ci_runs_the_one_test_command_and_stops_what_it_started() -> None:
     script = (HERE.top / ".ci/run").read_text()
 

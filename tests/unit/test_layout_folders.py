@@ -146,13 +146,10 @@ def test_no_host_is_named_but_those_of_documentation() -> None:
 
 
 def test_the_search_for_hosts_finds_them() -> None:
-    text = (
-        "see https://u:p@"
-        + "some.host.io/x, reg.acme"
-        + ".cn/image and 127.0.0.1, http://a.invalid"
-    )
+    url, bare = "some.host" + ".io", "reg.acme" + ".cn"
+    text = f"see https://u:p@{url}/x, {bare}/image and 127.0.0.1, http://a.invalid"
 
-    assert _hosts(text) == {"some.host.io", "reg.acme" + ".cn"}
+    assert _hosts(text) == {url, bare}
 
 
 def test_no_text_names_a_path_of_the_machine_it_was_written_on() -> None:
