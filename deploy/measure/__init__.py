@@ -1,0 +1,1 @@
+"""Read what a measured run left, and say what it proves: results, statistics, score, profiles."""
