@@ -52,11 +52,16 @@ def before_start(seen: Mapping[str, Any]) -> tuple[Fault, ...]:
 
 
 def after_start(
-    seen: Mapping[str, Any], launch: Launch, *, plan: str = "", receipt: int = 0, asked: bool = True
+    seen: Mapping[str, Any],
+    launch: Launch,
+    *,
+    plan: str = "",
+    receipt: str = "",
+    asked: bool = True,
 ) -> tuple[Fault, ...]:
     """What is wrong with the service that runs, and with whatever runs beside it.
 
-    `receipt` is the serial of the site's last deploy. Without `asked` no request was sent, and the
+    `receipt` names the site's last deploy. Without `asked` no request was sent, and the
     server's answers are not judged.
     """
     server = seen["server"]
@@ -166,7 +171,7 @@ def _memory(seen: Mapping[str, Any]) -> Iterator[Fault]:
             yield Fault(what="card", text=text)
 
 
-def _record(seen: Mapping[str, Any], plan: str, receipt: int) -> Iterator[Fault]:
+def _record(seen: Mapping[str, Any], plan: str, receipt: str) -> Iterator[Fault]:
     run, server = seen["run"], seen["server"]
     if run is None:
         text = f"server {server['pid']} has no run record: it was not started by start_vllm.sh"
@@ -183,7 +188,7 @@ def _record(seen: Mapping[str, Any], plan: str, receipt: int) -> Iterator[Fault]
         text = f"it was started on plan {run['plan'][:12] or 'none'}, deployed is {plan[:12]}"
         yield Fault(what="old process", text=text)
     elif receipt and run["receipt"] and run["receipt"] != receipt:
-        text = f"it was started on deploy {run['receipt']} of this site, the last is {receipt}"
+        text = "it was started on an earlier deploy of this plan; the site was changed since"
         yield Fault(what="old process", text=text)
 
 

@@ -95,7 +95,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One start, as it was recorded. `receipt` is the serial of the deploy that it ran on."""
+    """One start, as it was recorded. `receipt` names the deploy that it ran on (sha256)."""
 
     folder: str
     pid: int
@@ -106,7 +106,7 @@ class Run:
     started: str = ""
     log: str = LOG
     port: int = 0
-    receipt: int = 0
+    receipt: str = ""
 
     @property
     def log_path(self) -> str:
@@ -114,7 +114,7 @@ class Run:
 
     @property
     def alive(self) -> bool:
-        """True when the very process that was started is there, be it as a zombie."""
+        """True when the very process that was started runs."""
         return self.boot == machine.boot_id() and machine.start_of(self.pid) == self.start
 
     def to_json(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def _run(folder: str, raw: Mapping[str, Any]) -> Run:
         # A record is data: its log lies in its own folder, whatever it says.
         log=os.path.basename(str(raw.get("log") or LOG)),
         port=int(raw.get("port") or 0),
-        receipt=int(raw.get("receipt") or 0),
+        receipt=str(raw.get("receipt") or ""),
     )
 
 

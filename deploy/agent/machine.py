@@ -170,9 +170,10 @@ def working_folder(pid: int) -> str:
 
 
 def start_of(pid: int) -> int:
-    """Return the start of `pid` in ticks since boot, or 0 when there is no such process."""
+    """Return the start of `pid` in ticks since boot, or 0 when no such process runs (any more)."""
     try:
-        return int(text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
+        fields = text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        return 0 if fields[0] in ("Z", "X") else int(fields[19])
     except (OSError, IndexError, ValueError):
         return 0
 

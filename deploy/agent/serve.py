@@ -98,7 +98,7 @@ def note(call: Call) -> None:
         argv=wanted.launch.argv,
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         port=wanted.launch.port,
-        receipt=receipt.serial,
+        receipt=wanted.receipt,
     )
     record(run)
     call.evidence["service"] = {"schema": service.SCHEMA, "run": run.to_json()}
@@ -209,11 +209,7 @@ def wanted_of(call: Call) -> service.Wanted:
     request, tree = call.request, call.tree
     asked = request.options.get("launch")
     launch = Launch.parse(asked) if asked else Launch.of_manifest(request.manifest)
-    receipt = read_receipt(tree)
-    try:
-        deployed = os.stat(os.path.join(tree.from_root(request.site), RECEIPT)).st_mtime
-    except OSError:
-        deployed = 0.0
+    named, deployed = _last_deploy(os.path.join(tree.from_root(request.site), RECEIPT))
     folder = request.launch_dir or launch.dir
     return service.Wanted(
         launch=launch.at(
@@ -229,9 +225,20 @@ def wanted_of(call: Call) -> service.Wanted:
             for entry in call.plan.files
             if entry.role == "extension" and not entry.want.absent
         },
-        receipt=receipt.serial,
+        receipt=named,
         deployed=deployed,
     )
+
+
+def _last_deploy(path: str) -> tuple[str, float]:
+    """Return what names the site's last deploy, and its time; nothing where there was none."""
+    import hashlib
+
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest(), os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return "", 0.0
 
 
 def _judged(

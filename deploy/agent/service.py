@@ -40,7 +40,8 @@ class Wanted:
     """What a service is held against: the plan and the launch of the lock, as seen from here.
 
     `site`, `launch.dir` and `launch.model` are paths of this machine; `libraries` is path below the
-    site -> sha256 of each planned extension; `receipt` is the serial and time of the last deploy.
+    site -> sha256 of each planned extension; `receipt` names the last deploy by the sha256
+    of its record, and `deployed` is its time.
     """
 
     launch: Launch
@@ -48,7 +49,7 @@ class Wanted:
     package: str
     plan: str = ""
     libraries: Mapping[str, str] | None = None
-    receipt: int = 0
+    receipt: str = ""
     deployed: float = 0.0  # seconds since the epoch
 
 
@@ -79,15 +80,28 @@ def observe(
 
 
 def _server(seen: machine.Snapshot, run: Run | None) -> machine.Process | None:
-    """The recorded process while it lives, else who listens on the port, else a lone server."""
+    """The recorded process while it runs, else a server that listens on the port or will.
+
+    Any other server of this machine is somebody else's, and spoken of as such.
+    """
     if run is not None and run.alive:
         found = seen.at(run.pid)
-        if found is not None and not found.zombie:
+        if found is not None:
             return found
     listening = {pid for listener in seen.listeners for pid in listener.pids}
     servers = [p for p in seen.of(Role.SERVER) if not p.container and not p.zombie]
-    first = [p for p in servers if p.pid in listening] or servers
-    return first[0] if first else None
+    meant = [p for p in servers if p.pid in listening or _port_of(p.argv) == seen.port]
+    return meant[0] if meant else None
+
+
+def _port_of(argv: Sequence[str]) -> int:
+    """Return the port that a server's words name; vLLM's own default where they name none."""
+    for word, following in zip(argv, [*argv[1:], ""]):
+        flag, equals, value = word.partition("=")
+        text = value if equals else following
+        if flag == "--port" and text.isascii() and text.isdigit():
+            return int(text)
+    return 8000
 
 
 def _run(run: Run | None) -> dict[str, Any] | None:

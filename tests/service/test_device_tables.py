@@ -114,7 +114,7 @@ def test_a_full_card_of_one_healthy_server_is_no_fault() -> None:
         "pid": 7, "members": [7], "words": [], "folder": "", "environment": [], "mapped": [],
         "installed": [], "started": 0.0, "deployed": 0.0,
     }  # fmt: skip
-    looked["run"] = {"pid": 7, "state": "running", "plan": "", "receipt": 0}
+    looked["run"] = {"pid": 7, "state": "running", "plan": "", "receipt": ""}
     looked["listeners"] = [{"address": "127.0.0.1", "port": 1, "pids": [7]}]
     looked["model"] = []
 

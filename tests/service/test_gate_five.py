@@ -71,7 +71,7 @@ class Bench:
     def run(self, pid: int, folder: str) -> Run:
         return Run(
             folder=folder, pid=pid, start=machine.start_of(pid), boot=machine.boot_id(),
-            plan=PLAN, argv=self.wanted.launch.argv, port=self.wanted.launch.port, receipt=1,
+            plan=PLAN, argv=self.wanted.launch.argv, port=self.wanted.launch.port, receipt="r1",
         )  # fmt: skip
 
     def mapped(self, pid: int) -> bool:
@@ -95,13 +95,13 @@ class Bench:
         """What gate 5 says after a start: the kinds of its faults, warnings in brackets."""
         seen = self.seen(**options)
         found = faults.after_start(
-            seen, self.wanted.launch, plan=PLAN, receipt=1, asked=options.get("ask", True)
+            seen, self.wanted.launch, plan=PLAN, receipt="r1", asked=options.get("ask", True)
         )
         return sorted(f"({f.what})" if f.warning else f.what for f in found)
 
     def texts(self) -> str:
         seen = self.seen()
-        found = faults.after_start(seen, self.wanted.launch, plan=PLAN, receipt=1)
+        found = faults.after_start(seen, self.wanted.launch, plan=PLAN, receipt="r1")
         return "\n".join(fault.text for fault in found)
 
     def before(self) -> list[str]:
@@ -127,7 +127,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         folder,
         Wanted(
             launch=locked, site=str(site), package="vllm", plan=PLAN,
-            libraries={"vllm/_C.abi3.so": sha}, receipt=1,
+            libraries={"vllm/_C.abi3.so": sha}, receipt="r1",
         ),
     )  # fmt: skip
     yield made
@@ -226,8 +226,8 @@ def test_a_server_of_an_older_deploy_is_found(bench: Bench) -> None:
     bench.start()
     seen = bench.seen()
 
-    other_plan = faults.after_start(seen, bench.wanted.launch, plan="b" * 64, receipt=1)
-    again = faults.after_start(seen, bench.wanted.launch, plan=PLAN, receipt=2)
+    other_plan = faults.after_start(seen, bench.wanted.launch, plan="b" * 64, receipt="r1")
+    again = faults.after_start(seen, bench.wanted.launch, plan=PLAN, receipt="r2")
 
     assert [fault.what for fault in other_plan] == ["old process"]
     assert [fault.what for fault in again] == ["old process"]
