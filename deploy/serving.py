@@ -1,0 +1,147 @@
+"""Start, look at, prove and stop the locked service of each target; judge gates 5 and 6.
+
+The work is the agent's and the rendered scripts'; here stands what a call of theirs has to carry,
+and what its evidence proves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deploy import flow, gates, scripts, submission
+from deploy.agent.launch import Launch
+from deploy.agent.words import Verb
+from deploy.bundle import Bundle
+from deploy.carriers import Request
+from deploy.errors import BadValues
+from deploy.gates import Visit
+from deploy.layout import HERE, Layout
+from deploy.manifest import Manifest
+from deploy.service import markers
+from deploy.service.chunks import Chunk, chunks, settings
+from deploy.submission import Submission
+
+
+def ask(
+    name: str,
+    to: str,
+    verb: Verb,
+    options: Mapping[str, Any],
+    *,
+    off: bool = False,
+    layout: Layout = HERE,
+) -> list[Visit]:
+    """Run one verb about the service on each target, and judge gate 5 where it runs.
+
+    `off` speaks of the service with the candidate's switch turned off.
+    """
+
+    def request(found: Submission, made: Bundle) -> Request:
+        carried = _carried(found.manifest, made, verb, off=off)
+        return Request(verb=verb, operator=flow.operator(), options={**carried, **options})
+
+    return [_judged(visit) for visit in flow.run(name, to, request, layout)]
+
+
+def prove(
+    name: str, to: str, *, prompt: int, off: bool = False, salt: int = 0, layout: Layout = HERE
+) -> list[Visit]:
+    """Send one prompt of so many tokens to each target; judge gate 6 by the markers it left.
+
+    Raises:
+        BadValues: the manifest does not say which markers are wanted.
+    """
+    manifest = submission.load(name, layout)
+    if manifest.dispatch is None or manifest.launch is None:
+        raise BadValues(
+            f"there is nothing to prove for {manifest.name}",
+            why="its manifest has no `dispatch:` or no `launch:`",
+            fix=f"say in manifests/{manifest.name}.yaml which markers must appear",
+        )
+    wanted = needed(manifest, prompt)
+    send = {"tokens": prompt, "salt": salt}
+    visits = ask(name, to, Verb.MARKERS, {"send": send}, off=off, layout=layout)
+    return [_dispatched(visit, manifest, wanted, off=off) for visit in visits]
+
+
+def needed(manifest: Manifest, prompt: int) -> tuple[markers.Wanted, ...]:
+    """Return every marker that the manifest wants of one prompt of so many tokens."""
+    assert manifest.dispatch is not None
+    plan = chunk_plan(manifest, prompt)
+    return tuple(
+        want
+        for marker in manifest.dispatch.markers
+        for want in markers.wanted(marker.shape, marker.dtype, marker.phase, plan)
+    )
+
+
+def chunk_plan(
+    manifest: Manifest | None, prompt: int, *, budget: int = 0, align: int = 0, cached: int = 0
+) -> tuple[Chunk, ...]:
+    """Return the chunks of a prompt; the budget is the launch's unless it is given."""
+    argv = manifest.launch.serve if manifest is not None and manifest.launch is not None else ()
+    return chunks(prompt, budget or settings(argv)[0], align=align, cached=cached)
+
+
+def launch_of(manifest: Manifest, *, off: bool = False) -> Launch:
+    """Return the locked launch; with `off`, the same with the candidate's switch turned off.
+
+    Raises:
+        BadValues: the manifest starts nothing, or names no switch.
+    """
+    manifest.serve_argv()  # refuses a manifest that starts nothing
+    return Launch.of_manifest((_switched_off(manifest) if off else manifest).meaning())
+
+
+def _switched_off(manifest: Manifest) -> Manifest:
+    dispatch, launch = manifest.dispatch, manifest.launch
+    assert launch is not None
+    if dispatch is None or not dispatch.switch or dispatch.switch not in launch.env:
+        raise BadValues(
+            f"{manifest.name} cannot be started with its candidate off",
+            why="dispatch.switch names no variable of launch.env",
+            fix="name the variable that turns the candidate on, and set it in launch.env",
+        )
+    variable = dataclasses.replace(launch.env[dispatch.switch], value=dispatch.off)
+    env = {**launch.env, dispatch.switch: variable}
+    return dataclasses.replace(manifest, launch=dataclasses.replace(launch, env=env))
+
+
+def _carried(manifest: Manifest, made: Bundle, verb: Verb, *, off: bool) -> dict[str, Any]:
+    """What a call carries: the launch it is about, and for a start the scripts and the bundle."""
+    options: dict[str, Any] = {"launch": launch_of(manifest, off=off).to_json()}
+    if verb is Verb.START:
+        wanted = _switched_off(manifest) if off else manifest
+        options["scripts"] = {
+            one.name: {"mode": f"{one.mode:04o}", "text": one.data.decode()}
+            for one in scripts.on_target(scripts.files(wanted))
+        }
+        options["bundle"] = {"name": made.path.name, "sha256": made.sha256}
+    return options
+
+
+def _judged(visit: Visit) -> Visit:
+    """Add gate 5 where the evidence tells of a service."""
+    seen = visit.evidence.raw.get("service") if visit.evidence is not None else None
+    if not seen or "faults" not in seen or not seen.get("server"):
+        return visit
+    return dataclasses.replace(visit, gates=(*visit.gates, gates.process_clean(seen)))
+
+
+def _dispatched(
+    visit: Visit, manifest: Manifest, wanted: Sequence[markers.Wanted], *, off: bool
+) -> Visit:
+    if visit.error is not None or visit.evidence is None:
+        return visit
+    scan = visit.evidence.raw["markers"]
+    assert manifest.launch is not None
+    eager = "--enforce-eager" in manifest.launch.serve
+    judged = (
+        markers.judge_off(scan, scan["pids"])
+        if off
+        else markers.judge(scan, wanted, scan["pids"], eager=eager)
+    )
+    gate = gates.dispatched(judged, scan.get("answer") or {}, off=off)
+    return dataclasses.replace(visit, gates=(*visit.gates, gate))
