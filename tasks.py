@@ -65,6 +65,27 @@ def plan(_: Context, name: str = "", worktree: bool = False, json: bool = False)
     return 0
 
 
+@task(
+    example="./inv build-kernels -n qwen35-gfx936",
+    help={
+        "where": "local, or container:IMAGE to compile with the tools of the target's image",
+        "worktree": "compile the files as they lie in the work tree, for the edit loop",
+    },
+)
+def build_kernels(
+    _: Context, name: str = "", where: str = "local", worktree: bool = False, json: bool = False
+) -> int:
+    """Compile the extensions of the head commit on local disk, and prove what came out."""
+    from deploy import flow, report
+
+    found, built = flow.build_kernels(name, where=where, worktree=worktree)
+    if json:
+        show_json(dict(built))
+    else:
+        print(report.kernels_text(found.name, built))
+    return 0
+
+
 @task(example="./inv bundle -n demo")
 def bundle(_: Context, name: str = "", json: bool = False) -> int:
     """Write out/NAME-<12 hex>.pyz, which deploys and verifies alone; say what to type with it."""

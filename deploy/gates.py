@@ -15,6 +15,7 @@ from deploy.agent.plan import Plan
 from deploy.agent.words import Exit
 from deploy.errors import BundleError, worst
 from deploy.evidence import Evidence
+from deploy.kernels import proof
 from deploy.service.markers import Dispatch
 from deploy.values import Delta, PathClass
 
@@ -91,10 +92,10 @@ def source_complete(plan: Plan, evidence: Evidence, delta: Delta | None) -> Gate
     """Gate 1: the whole diff classed; every runtime file installed, compiled and imported."""
     faults = [
         *_missing_answers(plan, evidence),
-        *_file_faults(evidence),
+        *_file_faults(plan, evidence),
         *_origin_faults(plan, evidence),
     ]
-    if evidence.tree != plan.tree:
+    if evidence.tree != plan.tree and not _broken_extensions(plan, evidence):
         faults.append(f"tree read on the target is {evidence.tree or 'absent'}, not {plan.tree}")
     proofs = [] if delta is None else [_classed(delta)]
     proofs += _installed(plan, evidence) + _found_at(evidence)
@@ -104,6 +105,36 @@ def source_complete(plan: Plan, evidence: Evidence, delta: Delta | None) -> Gate
         proofs=tuple(proofs),
         faults=tuple(faults),
     )
+
+
+def compile_target(found: Mapping[str, Any], changed: Sequence[str]) -> Gate:
+    """Gate 2: log and binary of the build `found` (kernels/1) speak of exactly its arch."""
+    return _gate(2, proof.compile_target(found, str(found["arch"]), changed))
+
+
+def binary_installed(plan: Plan, built: Mapping[str, Any], evidence: Evidence) -> Gate:
+    """Gate 3: what was staged, what was bundled and what an import takes are the same bytes."""
+    promised = {entry.path: entry.want.sha256 for entry in plan.files}
+    answers = {row["module"]: row for row in evidence.raw.get("extensions") or ()}
+    found = [
+        proof.binary_installed(row, promised.get(row["path"], ""), answers.get(row["module"], {}))
+        for row in built["artefacts"]
+    ]
+    return _gate(3, proof.joined(found))
+
+
+def op_registered(plan: Plan, evidence: Evidence) -> Gate:
+    """Gate 4: each extension of the plan loads, and its ops are there with their schemas."""
+    answers = {row["module"]: row for row in evidence.raw.get("extensions") or ()}
+    silent = [e.module for e in plan.extensions if e.module not in answers]
+    found = proof.ops_registered(answers.values())
+    faults = tuple(f"{module}: the agent did not answer for it" for module in silent)
+    return _gate(4, proof.Findings(found.proofs, found.faults + faults))
+
+
+def _gate(number: int, found: proof.Findings) -> Gate:
+    verdict = Verdict.FAILED if found.faults or not found.proofs else Verdict.PASSED
+    return Gate(number=number, verdict=verdict, proofs=found.proofs, faults=found.faults)
 
 
 def process_clean(seen: Mapping[str, Any]) -> Gate:
@@ -177,8 +208,19 @@ def _missing_answers(plan: Plan, evidence: Evidence) -> list[str]:
     ]
 
 
-def _file_faults(evidence: Evidence) -> list[str]:
-    return [_fault(row) for row in evidence.faults]
+def _file_faults(plan: Plan, evidence: Evidence) -> list[str]:
+    """What gate 3 is about is left to it: an extension does not make the source incomplete."""
+    others = _extensions(plan)
+    return [_fault(row) for row in evidence.faults if row["path"] not in others]
+
+
+def _extensions(plan: Plan) -> set[str]:
+    return {entry.path for entry in plan.files if entry.role == "extension"}
+
+
+def _broken_extensions(plan: Plan, evidence: Evidence) -> bool:
+    """True when the tree that was read differs by an extension, and so must its digest."""
+    return any(row["path"] in _extensions(plan) for row in evidence.faults)
 
 
 def _fault(row: Mapping[str, Any]) -> str:

@@ -39,7 +39,7 @@ def make_plan(
         BadValues: a path has a git mode that cannot be installed, or two sources claim one path.
     """
     accept = accept or {}
-    _refuse_idle(accept, delta)
+    _refuse_idle(accept, delta, artefacts)
     overlay = delta.of(PathClass.OVERLAY)
     files = [_planned(change, accept.get(change.path, ())) for change in overlay]
     files += artefacts
@@ -71,9 +71,12 @@ def _planned(change: Change, accept: Sequence[str]) -> PlannedFile:
     )
 
 
-def _refuse_idle(accept: Mapping[str, Sequence[str]], delta: Delta) -> None:
+def _refuse_idle(
+    accept: Mapping[str, Sequence[str]], delta: Delta, artefacts: Sequence[PlannedFile]
+) -> None:
     """A variant of a file that is not replaced would be a permission that nobody notices."""
     replaced = {change.path for change in delta.of(PathClass.OVERLAY)}
+    replaced |= {entry.path for entry in artefacts}
     if idle := sorted(set(accept) - replaced):
         raise BadValues(
             "overlay.accept names files that this overlay does not replace",

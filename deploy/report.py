@@ -142,6 +142,23 @@ def lock_text(lock: Lock, changed: bool) -> str:
     return f"lock {'written' if changed else 'unchanged'}\n{table(rows)}"
 
 
+def kernels_text(name: str, built: Mapping[str, Any]) -> str:
+    """What a kernel build made, from what, and whether anything was compiled for it."""
+    rows = []
+    for row in built["artefacts"]:
+        facts = row["elf"]
+        code = f"{len(facts['bundles'])} bundles for {', '.join(facts['archs'])}"
+        rows.append((row["path"], row["sha256"], f"{row['size']} bytes", code))
+    cached = built["incidental"]["ccache"]["this_build"]
+    done = [
+        f"{len(built['log']['compiled'])} compiled, {len(built['log']['hipified'])} converted",
+        "ccache " + ", ".join(f"{count} {what}" for what, count in cached.items()),
+    ]
+    head = f"kernels of {name}: {'built' if built['rebuilt'] else 'nothing to do'}"
+    told = [f"warning: {line}" for line in built["warnings"]] + list(built["notes"])
+    return "\n".join([head, table(rows), *(f"  {line}" for line in [*done, *told])])
+
+
 def bundle_text(made: Bundle, python: str) -> str:
     """Where the bundle is, and what to type with it in a web terminal."""
     name = made.path.name

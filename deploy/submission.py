@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from deploy import manifest as manifests
 from deploy import series, source, wheel
-from deploy.agent.plan import Extension, Plan, PlannedFile
+from deploy.agent.plan import Extension, Plan, PlannedFile, State
 from deploy.errors import BadValues
+from deploy.kernels import order
+from deploy.kernels.request import Artefact, planned
 from deploy.layout import Layout
 from deploy.lock import SCHEMA
 from deploy.manifest import Manifest
@@ -35,6 +37,8 @@ class Submission:
     plan: Plan
     inputs: Mapping[str, Any]
     wheel: wheel.Wheel | None = None
+    artefacts: tuple[Artefact, ...] = ()
+    built: Mapping[str, Any] = field(default_factory=dict)  # kernels/1, of the build they are from
 
     @property
     def name(self) -> str:
@@ -59,6 +63,26 @@ def resolve(manifest: Manifest, layout: Layout, *, worktree: bool = False) -> Su
     Raises:
         BadValues, StaleLock, UnfitTarget, Unreachable: from the part that could not be resolved.
     """
+    repo, delta, pinned = changes(manifest, layout, worktree=worktree)
+    artefacts, built = order.finished(manifest, repo, delta, layout)
+    plan = _plan(manifest, delta, tuple(_planned(manifest, one) for one in artefacts))
+    return Submission(
+        manifest=manifest,
+        layout=layout,
+        repo=repo,
+        delta=delta,
+        plan=plan,
+        inputs=_inputs(manifest, delta) | _kernels(order.pinned(artefacts, built)),
+        wheel=pinned,
+        artefacts=artefacts,
+        built=built,
+    )
+
+
+def changes(
+    manifest: Manifest, layout: Layout, *, worktree: bool = False
+) -> tuple[Path, Delta, wheel.Wheel | None]:
+    """Return the repository, the difference base..head, and the wheel that the base is from."""
     repo, base, head, pinned = _commits(manifest, layout, worktree=worktree)
     delta = source.delta(
         repo,
@@ -68,16 +92,7 @@ def resolve(manifest: Manifest, layout: Layout, *, worktree: bool = False) -> Su
         may_be_dirty=manifest.source.may_be_dirty,
         check_worktree=not worktree and manifest.source.wheel is None,
     )
-    plan = _plan(manifest, delta)
-    return Submission(
-        manifest=manifest,
-        layout=layout,
-        repo=repo,
-        delta=delta,
-        plan=plan,
-        inputs=_inputs(manifest, delta),
-        wheel=pinned,
-    )
+    return repo, delta, pinned
 
 
 def _commits(
@@ -155,6 +170,17 @@ def _plan(manifest: Manifest, delta: Delta, artefacts: tuple[PlannedFile, ...] =
             for ext in (kernels.extensions.values() if kernels and built else ())
         ],
     )
+
+
+def _planned(manifest: Manifest, artefact: Artefact) -> PlannedFile:
+    """Return an artefact as a file of the plan; what a vendor may have there is in `accept`."""
+    variant = manifest.overlay.accept.get(artefact.path)
+    known = variant.sha256 if variant else ()
+    return planned(artefact, *(State(type="file", mode="0644", sha256=sha) for sha in known))
+
+
+def _kernels(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {"kernels": found} if found else {}
 
 
 def _inputs(manifest: Manifest, delta: Delta) -> dict[str, Any]:

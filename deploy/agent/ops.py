@@ -48,7 +48,8 @@ def ask(module, namespace, ops):
     except OSError as err:
         return dict(said, state="extension missing", text=text(err))
     there = module in sys.modules  # the package itself may load it: then nothing can be told apart
-    said["before"] = [] if there else sorted(op for op in ops if schema(torch, namespace, op) is not None)
+    known = [op for op in ops if schema(torch, namespace, op) is not None]
+    said["before"] = [] if there else sorted(known)
     sys.setdlopenflags(os.RTLD_NOW | os.RTLD_LOCAL)
     try:
         importlib.import_module(module)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .judge import Judgement
     from .lock import Lock, Watch
     from .main import Call
+    from .ops import OpsProbe
     from .tree import TreeReader
 
 
@@ -30,8 +31,9 @@ def check(call: Call) -> None:
 
 
 def _judged(call: Call, receipt: Receipt, found: Mapping[str, State]) -> Judgement:
-    from .judge import judge, requirements
+    from .judge import judge, refuse_checkout, requirements
 
+    refuse_checkout(call.tree, call.plan.package)
     call.evidence["requires"] = requirements(call.tree, call.plan.requires)
     judged = judge(call.tree, call.plan, receipt, call.python(), found)
     _note(call, judged, receipt)
@@ -180,6 +182,7 @@ def verify(call: Call) -> None:
     tree, plan = call.tree, call.plan
     receipt = read_receipt(tree)
     python = call.python()
+    loading = _start_extensions(call)
     rows, identity = read_back(
         tree,
         plan,
@@ -197,11 +200,41 @@ def verify(call: Call) -> None:
     bad = [row for row in evidence["files"] if row["state"] != FileState.OK.value]
     for row in bad:
         call.say(f"{row['state']}: {row['path']} {row.get('why', '')}".rstrip())
+    if loading is not None:
+        bad += _add_extensions(call, loading)
     if half_done:
         call.say("an interrupted deploy or restore waits to be finished: run deploy again")
     evidence["met"] = _met_verified(receipt, plan, bool(bad), half_done)
     evidence["outcome"] = "differs" if bad or half_done else "verified"
     call.exit = Exit.DIFFERS if bad or half_done else Exit.OK
+
+
+def _start_extensions(call: Call) -> OpsProbe | None:
+    """Let each extension be imported while the files are read back: torch takes its time."""
+    if not call.plan.extensions:
+        return None
+    from .ops import OpsProbe
+
+    return OpsProbe(
+        call.tree,
+        call.plan.extensions,
+        python=call.python_path(),
+        env_script=call.request.env_script,
+        env=call.request.env,
+    )
+
+
+def _add_extensions(call: Call, loading: OpsProbe) -> list[dict[str, Any]]:
+    """Note what each extension answered; return the answers of those that do not work."""
+    answers = loading.finish()
+    keep = [(answer.pop("device"), answer.pop("inode")) for answer in answers]
+    names = [answer["module"] for answer in answers]
+    call.evidence["extensions"] = answers
+    call.evidence["incidental"]["extensions"] = dict(zip(names, keep))
+    bad = [answer for answer in answers if answer["state"] != "ok"]
+    for answer in bad:
+        call.say(f"{answer['state']}: {answer['module']} {answer['why']}")
+    return bad
 
 
 def _met_verified(receipt: Receipt, plan: Plan, bad: bool, half_done: bool) -> str:

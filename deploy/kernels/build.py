@@ -206,9 +206,10 @@ class _Run:
         made_from = proof.objects_are_fresh(items, facts, known, self.shop.contents())
         proof.twins_are_fresh(self.request, facts, self.laid.listing)
         used = proof.sources_are_used(self.request, items)
-        torch_lib = Path(self.shop.chain.identity["torch"]["folder"]) / "lib"
+        torch = self.shop.chain.identity["torch"]["version"]
         for artefact, found in staged:
-            proof.binary(found, self.request, artefact.module, torch_lib)
+            missing = self.shop.missing_symbols(elf.of_torch(found))
+            proof.binary(found, self.request, artefact.module, missing, torch)
         self.notes += [*self.shop.preset.notes, *proof.imports(self.request)]
         evidence = results.document(
             self.shop,

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import mmap
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,8 @@ BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 COMPRESSED = b"CCOB"
 METHODS = {0: "zlib", 1: "zstd"}
 FATBIN = ".hip_fatbin"
-_LOOKUP = (".gnu.hash", ".dynsym", ".dynstr")
 # Names of torch's own libraries in an undefined symbol; everything else is the system's business.
-TORCH_NAMES = ("N2at", "N3c10", "N5torch", "N6caffe2", "aoti_torch_", "aten_", "_ZN2at", "_ZN3c10")
+TORCH_NAMES = ("N2at", "N3c10", "N5torch", "N6caffe2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +108,14 @@ def first_difference(one: Facts, other: Facts) -> str:
     return f"section {extra[0]} is only in the second" if extra else "the headers differ"
 
 
-def missing_symbols(facts: Facts, torch_lib: Path) -> tuple[str, ...]:
-    """Return the undefined symbols of torch's that no library in `torch_lib` defines.
-
-    An extension built against another torch is found this way without importing anything.
-    """
-    wanted = [name for name in facts.undefined if name.startswith("_Z") and _is_torch(name)]
-    wanted += [name for name in facts.undefined if name.startswith(("aoti_torch_", "aten_"))]
-    libraries = [path for path in sorted(torch_lib.glob("lib*.so")) if path.is_file()]
-    if not wanted or not libraries:
-        return tuple(wanted)
-    return tuple(sorted(set(wanted) - _defined(libraries, wanted)))
+def of_torch(facts: Facts) -> tuple[str, ...]:
+    """Return the undefined symbols that torch's libraries must define."""
+    named = ("aoti_torch_", "aten_")
+    return tuple(
+        name
+        for name in facts.undefined
+        if name.startswith(named) or (name.startswith("_Z") and _is_torch(name))
+    )
 
 
 def bundles(section: bytes, path: Path) -> tuple[Bundle, ...]:
@@ -304,55 +298,6 @@ def _is_device(name: str) -> bool:
 
 def _is_torch(name: str) -> bool:
     return any(part in name for part in TORCH_NAMES)
-
-
-def _defined(libraries: Sequence[Path], names: Sequence[str]) -> set[str]:
-    found: set[str] = set()
-    for library in libraries:
-        left = [name for name in names if name not in found]
-        found |= set(_looked_up(library, left))
-    return found
-
-
-def _looked_up(library: Path, names: Sequence[str]) -> Iterator[str]:
-    """Yield the names that a library exports, through its GNU hash table.
-
-    torch's libraries export hundreds of thousands of symbols; reading them all takes seconds, a
-    look-up a few microseconds.
-    """
-    from elftools.elf.elffile import ELFFile
-
-    with library.open("rb") as file:
-        elf = ELFFile(file)
-        parts: list[Any] = [elf.get_section_by_name(n) for n in _LOOKUP]
-        if any(part is None for part in parts):
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            table, symbols, strings = (int(part["sh_offset"]) for part in parts)
-            for name in names:
-                if _in_hash_table(data, table, symbols, strings, name.encode()):
-                    yield name
-
-
-def _in_hash_table(data: mmap.mmap, table: int, symbols: int, strings: int, name: bytes) -> bool:
-    count, first, words, _ = struct.unpack_from("<4I", data, table)
-    buckets = table + 16 + 8 * words
-    chains = buckets + 4 * count
-    wanted = 5381
-    for byte in name:
-        wanted = (wanted * 33 + byte) & 0xFFFFFFFF
-    (index,) = struct.unpack_from("<I", data, buckets + 4 * (wanted % count))
-    while index >= first:
-        (entry,) = struct.unpack_from("<I", data, chains + 4 * (index - first))
-        if entry | 1 == wanted | 1:
-            text, _, _, section = struct.unpack_from("<IBBH", data, symbols + 24 * index)
-            start = strings + text
-            if section and data[start : start + len(name) + 1] == name + b"\0":
-                return True
-        if entry & 1:
-            return False
-        index += 1
-    return False
 
 
 def _bad(path: Path, why: str, fix: str = "build it again and take the staged file") -> BadValues:

@@ -146,8 +146,13 @@ def sources_are_used(
     return used
 
 
-def binary(facts: elf.Facts, request: BuildRequest, module: str, torch_lib: Path) -> None:
-    """Require device code for exactly the asked arch, an entry point, and symbols that exist."""
+def binary(
+    facts: elf.Facts, request: BuildRequest, module: str, missing: Sequence[str], torch: str
+) -> None:
+    """Require device code for exactly the asked arch, an entry point, and symbols that exist.
+
+    `missing` are the symbols that no library of the build's torch defines.
+    """
     if why := arch_fault(facts.archs, len(facts.bundles), request.arch):
         raise BadValues(
             f"{facts.path.name} is not for {request.arch}",
@@ -160,10 +165,10 @@ def binary(facts: elf.Facts, request: BuildRequest, module: str, torch_lib: Path
             why=f"it does not export PyInit_{module.rsplit('.', 1)[-1]}",
             fix="correct the extension's module in the manifest, or its source",
         )
-    if missing := elf.missing_symbols(facts, torch_lib):
+    if missing:
         raise BadValues(
             f"{facts.path.name} was not built for the torch of base.python",
-            why=f"{len(missing)} symbols are in no library of {torch_lib}, first {missing[0]}",
+            why=f"{len(missing)} symbols are in no library of torch {torch}, first {missing[0]}",
             fix="correct base.python, and build from clean",
         )
 
@@ -241,6 +246,13 @@ def binary_installed(
     if faults:
         return Findings((), tuple(faults))
     return Findings((f"{found['origin']}: {staged}, as staged and as in the bundle",), ())
+
+
+def joined(every: Iterable[Findings]) -> Findings:
+    """Return the findings of several extensions as those of one gate."""
+    found = list(every)
+    proofs = tuple(line for one in found for line in one.proofs)
+    return Findings(proofs, tuple(line for one in found for line in one.faults))
 
 
 def ops_registered(answers: Iterable[Mapping[str, Any]]) -> Findings:

@@ -35,7 +35,8 @@ class BuildRequest:
     """All that decides the bytes of a build, and where they go.
 
     `python` is the service's interpreter (its torch converts and links), `changed` the compiled
-    sources that differ from the base, `out` the folder for artefacts, logs and the source patch.
+    sources that differ from the base, `sources` a digest over all that are compiled, `out` the
+    folder for artefacts, logs and the source patch.
     """
 
     name: str
@@ -52,6 +53,7 @@ class BuildRequest:
     package: str = "vllm"
     env_script: str = ""
     changed: tuple[str, ...] = ()
+    sources: str = ""
     ccache_dir: Path | None = None
     ccache_size: int = 5 * 2**30
     jobs: int = 0
@@ -91,8 +93,8 @@ class Build:
     evidence: Mapping[str, Any]
 
 
-def planned(artefact: Artefact, base: State) -> PlannedFile:
-    """Return the artefact as a file of the plan; `base` is what the base holds at that path.
+def planned(artefact: Artefact, *base: State) -> PlannedFile:
+    """Return the artefact as a file of the plan; `base` is what the base may hold at that path.
 
     A reinstalled wheel may have taken the file away again, so its absence is always expected too.
     """
@@ -102,5 +104,5 @@ def planned(artefact: Artefact, base: State) -> PlannedFile:
         path=artefact.path,
         role="extension",
         want=want,
-        assume=(absent,) if base == absent else (base, absent),
+        assume=(*(state for state in base if state != absent), absent),
     )

@@ -49,6 +49,7 @@ def document(
         "commit": request.head,
         "base": request.base,
         "source_tree": tree,
+        "sources_digest": request.sources,
         "arch": request.arch,
         "preset": request.preset,
         "toolchain": shop.chain.to_json(),

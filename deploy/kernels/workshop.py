@@ -6,10 +6,11 @@ keeps its log.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from deploy.agent.words import digest
 from deploy.git import Git
 
-from . import ccache, ninja, objects, preset, record, toolchain
+from . import ccache, ninja, objects, preset, record, symbols, toolchain
 from .request import BuildRequest
 from .runner import Runner
 from .tree import Listing
@@ -102,6 +103,17 @@ class Workshop:
     def ninja(self, *args: str) -> str:
         argv = (self.chain.tool("ninja"), *args)
         return self.runner.ask(argv, env=self.env, cwd=self.request.binary)
+
+    def missing_symbols(self, names: Sequence[str]) -> list[str]:
+        """Return those of `names` that no library of the build's torch defines."""
+        listed = self.request.build_dir / "symbols.json"
+        listed.write_text(json.dumps(list(names)), "utf-8")
+        folder = os.path.join(self.chain.identity["torch"]["folder"], "lib")
+        code = Path(symbols.__file__).read_text("utf-8")
+        argv = (self.request.python, "-I", "-S", "-B", "-c", code, str(listed), folder)
+        said = self.runner.ask(argv, env=self.env, cwd=self.request.build_dir)
+        found: list[str] = json.loads(said.rsplit("symbols/1 ", 1)[1].splitlines()[0])
+        return found
 
     def statistics(self) -> dict[str, int]:
         return ccache.statistics(self.chain.tool("ccache"), self.runner, self.env)

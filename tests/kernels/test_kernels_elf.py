@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.errors import BadValues
-from deploy.kernels import elf, proof
+from deploy.kernels import elf, proof, symbols
 from tests.kernels.mini_room import Tools
 
 HOST = "host-x86_64-unknown-linux--"
@@ -196,7 +196,7 @@ def test_symbols_that_no_library_of_torch_defines_are_listed(library, tmp_path: 
     found = elf.read(path)
 
     assert set(names) <= set(found.undefined)
-    assert elf.missing_symbols(found, torch_lib) == ("_ZN5torch4goneEv",)
+    assert symbols.missing(elf.of_torch(found), str(torch_lib)) == ["_ZN5torch4goneEv"]
 
 
 def test_the_first_section_that_differs_is_named(library, tmp_path: Path) -> None:

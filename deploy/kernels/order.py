@@ -1,0 +1,131 @@
+"""From a manifest to a build, and from a finished build to the plan.
+
+An artefact belongs to a commit when the files that extensions are compiled from are the same, byte
+for byte, as those of the commit it was built from: an edited Python file makes no kernel stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from deploy.agent.words import digest
+from deploy.errors import BadValues, StaleLock
+from deploy.git import Git
+from deploy.globs import first_match
+from deploy.layout import Layout
+from deploy.manifest import Manifest
+from deploy.values import Delta, PathClass
+
+from . import results, tree
+from .request import Artefact, BuildRequest, Wanted
+
+
+def out_of(layout: Layout, name: str) -> Path:
+    """Return the folder that holds the results of the last build of a manifest."""
+    return layout.out_of(name) / "kernels"
+
+
+def request_of(manifest: Manifest, repo: Path, delta: Delta, layout: Layout) -> BuildRequest:
+    """Return what a manifest asks to be built.
+
+    Raises:
+        BadValues: the manifest has no `kernels:`.
+    """
+    kernels = manifest.kernels
+    if kernels is None:
+        raise BadValues(
+            f"{manifest.name} has nothing to compile",
+            why="its manifest has no `kernels:`",
+            fix=f"add it to manifests/{manifest.name}.yaml; example.yaml shows one",
+        )
+    own = manifest.source.wheel is not None
+    wanted = tuple(
+        Wanted(
+            module=ext.module,
+            namespace=ext.namespace,
+            target=ext.target,
+            component=ext.component,
+            ops=ext.ops,
+            mode=ext.mode,
+        )
+        for ext in kernels.extensions.values()
+    )
+    return BuildRequest(
+        name=manifest.name,
+        repo=repo,
+        base=delta.base,
+        head=delta.head,
+        package=manifest.source.package,
+        arch=kernels.arch,
+        preset=kernels.preset,
+        extensions=wanted,
+        env_script=manifest.base.env_script,
+        python=manifest.base.python,
+        changed=changed(delta),
+        sources=sources_digest(Git(repo, own), delta.head, kernels.sources),
+        # One folder a manifest: a build owns its folder.
+        build_dir=Path(kernels.build_dir) / manifest.name,
+        out=out_of(layout, manifest.name),
+        presets=layout.top / "kernels",
+        ccache_dir=Path(kernels.ccache.dir or Path(kernels.build_dir) / "ccache"),
+        ccache_size=kernels.ccache.size,
+        jobs=kernels.jobs,
+        own_repo=own,
+    )
+
+
+def changed(delta: Delta) -> tuple[str, ...]:
+    """Return the changed paths that are there to be compiled."""
+    return tuple(change.path for change in delta.of(PathClass.KERNEL) if change.new is not None)
+
+
+def sources_digest(git: Git, commit: str, globs: Iterable[str]) -> str:
+    """Return one digest over path, mode and content of everything that is compiled."""
+    patterns = tuple(globs)
+    listing = tree.of(git, commit).listing
+    return digest({p: list(r) for p, r in listing.items() if first_match(patterns, p)})
+
+
+def finished(
+    manifest: Manifest, repo: Path, delta: Delta, layout: Layout
+) -> tuple[tuple[Artefact, ...], Mapping[str, Any]]:
+    """Return artefacts and evidence of the build that belongs to this commit; nothing without one.
+
+    Raises:
+        StaleLock: there is a build, but of other sources, or for another arch.
+    """
+    out = out_of(layout, manifest.name)
+    if manifest.kernels is None or not (out / results.DOCUMENT).is_file():
+        return (), {}
+    artefacts, evidence = results.read(out)
+    git = Git(repo, manifest.source.wheel is not None)
+    now = sources_digest(git, delta.head, manifest.kernels.sources)
+    if evidence.get("sources_digest") != now:
+        raise _stale(manifest.name, f"it was built from commit {evidence['commit'][:12]},"
+                     f" whose kernel sources are not those of {delta.head[:12]}")  # fmt: skip
+    if evidence["arch"] != manifest.kernels.arch:
+        raise _stale(manifest.name, f"it is for {evidence['arch']}, not {manifest.kernels.arch}")
+    return artefacts, evidence
+
+
+def pinned(artefacts: Iterable[Artefact], evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a lock pins of a build."""
+    if not evidence:
+        return {}
+    return {
+        "artefacts": [artefact.to_json() for artefact in artefacts],
+        "arch": evidence["arch"],
+        "preset": evidence["preset"],
+        "sources": evidence["sources_digest"],
+        "toolchain": evidence["toolchain"]["digest"],
+    }
+
+
+def _stale(name: str, why: str) -> StaleLock:
+    return StaleLock(
+        f"the kernels of {name} are of another source",
+        why=why,
+        fix=f"run `inv build-kernels -n {name}`",
+    )

@@ -1,0 +1,160 @@
+"""From the edited kernel to gates 1 to 4 on a target, by the tasks' own functions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from deploy import flow, gates
+from deploy.agent.words import Verb
+from deploy.carriers import Request
+from deploy.errors import StaleLock
+from deploy.gates import Verdict
+from deploy.layout import Layout
+from tests.kernels.conftest import Built
+from tests.kernels.mini_room import ARCH, EXTENSION, TOP, Checkout, Tools
+
+pytestmark = [pytest.mark.hip, pytest.mark.slow, pytest.mark.timeout(600)]
+
+SITE = "/usr/lib/python3/dist-packages"
+MANIFEST = """\
+schema: 1
+name: mini
+base:
+  python: {python}
+  site: {site}
+  requires: {{vllm: "0.18.1"}}
+  env_script: {env_script}
+source: {{git: {repo}, base: {base}, head: {head}, package: vllm}}
+overlay: {{include: ["vllm/**"]}}
+kernels:
+  preset: rocm-release
+  arch: {arch}
+  build_dir: {room}/builds
+  jobs: 2
+  ccache: {{dir: {ccache}}}
+  extensions:
+    _rocm_C:
+      ops:
+        LLMM1: "{schema}"
+        paged_decay: ""
+"""
+
+
+class Story:
+    """A layout of its own with one manifest, and a target that holds the base."""
+
+    def __init__(self, tools: Tools, built: Built, checkout: Checkout, room: Path) -> None:
+        self.layout = Layout(room / "top")
+        self.room, self.tools, self.built, self.checkout = room, tools, built, checkout
+        shutil.copytree(TOP / "kernels", self.layout.top / "kernels")
+        (self.layout.top / "manifests").mkdir()
+        self.root = room / "root"
+        shutil.copytree(checkout.folder / "vllm", self.site / "vllm")
+        info = self.site / "vllm-0.18.1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.18.1\n")
+        # The interpreter and env_script are named by the same path for build and target.
+        for path in (tools.python, tools.env_script):
+            place = self.root / str(path).lstrip("/")
+            place.parent.mkdir(parents=True, exist_ok=True)
+        (self.root / str(tools.env_script).lstrip("/")).write_text(f'. "{tools.env_script}"\n')
+        launcher = self.root / str(tools.python).lstrip("/")
+        launcher.write_text(
+            f'#!/bin/sh\nPYTHONPATH="{self.site}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
+            f'export PYTHONPATH\nexec "{tools.python}" "$@"\n'
+        )
+        launcher.chmod(0o755)
+
+    @property
+    def site(self) -> Path:
+        return self.root / SITE.strip("/")
+
+    @property
+    def target(self) -> str:
+        return f"local:{self.root}"
+
+    def write(self, head: str) -> None:
+        text = MANIFEST.format(
+            python=self.tools.python,
+            env_script=self.tools.env_script,
+            site=SITE,
+            repo=self.checkout.folder,
+            base=self.checkout.base,
+            head=head,
+            arch=ARCH,
+            room=self.room,
+            ccache=self.built.ccache,
+            schema=EXTENSION.ops["LLMM1"],
+        )
+        self.layout.manifest("mini").write_text(text)
+
+    def verdicts(self, verb: Verb = Verb.VERIFY) -> dict[int, gates.Gate]:
+        visits = flow.run("mini", self.target, Request(verb=verb), self.layout)
+        assert visits[0].error is None, visits[0].error
+        return {gate.number: gate for gate in visits[0].gates}
+
+
+@pytest.fixture
+def story(tools: Tools, built: Built, checkout: Checkout, room: Path) -> Story:
+    return Story(tools, built, checkout, room)
+
+
+def test_an_edited_kernel_is_built_pinned_deployed_and_proved_by_four_gates(story: Story) -> None:
+    story.checkout.edit("vllm/__init__.py", '"0.18.1"', '"0.18.1"  # ours')
+    story.write(story.checkout.edit("csrc/rocm/skinny_gemms.cu", "sum = 0.0f", "sum = 1.0f"))
+
+    found, built = flow.build_kernels("mini", story.layout)
+    pinned, _ = flow.lock("mini", story.layout)
+    deployed = flow.deploy("mini", story.target, Request(verb=Verb.DEPLOY), story.layout)
+    verdicts = story.verdicts()
+
+    artefact = built["artefacts"][0]
+    assert pinned.inputs["kernels"]["artefacts"][0]["sha256"] == artefact["sha256"]
+    assert deployed[0].error is None, deployed[0].error
+    faults = [gate.faults for gate in verdicts.values()]
+    assert [verdicts[n].verdict for n in (1, 2, 3, 4)] == [Verdict.PASSED] * 4, faults
+    assert any("csrc/rocm/skinny_gemms.cu: compiled into" in p for p in verdicts[2].proofs)
+    assert artefact["sha256"] in verdicts[3].proofs[0]
+    assert EXTENSION.ops["LLMM1"] in verdicts[4].proofs[0]
+    assert (story.site / artefact["path"]).stat().st_mode & 0o777 == 0o755
+    assert found.plan.extensions[0].module == "vllm._rocm_C"
+
+    # A wheel is installed over it: the file is gone, and the third gate says so, no other.
+    (story.site / artefact["path"]).unlink()
+    again = story.verdicts()
+    assert [again[n].verdict.value for n in (1, 2, 3, 4)] == [
+        "passed", "passed", "failed", "not reached",
+    ]  # fmt: skip
+
+
+def test_a_python_edit_needs_no_build_and_a_kernel_edit_does(story: Story) -> None:
+    story.write(story.checkout.edit("csrc/rocm/attention.cu", "* 0.5f", "* 0.25f"))
+    flow.build_kernels("mini", story.layout)
+    story.write(story.checkout.edit("vllm/__init__.py", '"0.18.1"', '"0.18.1"  # ours'))
+    assert flow.plan("mini", story.layout).built["arch"] == ARCH
+
+    story.write(story.checkout.edit("csrc/rocm/attention.cu", "* 0.25f", "* 0.125f"))
+    with pytest.raises(StaleLock, match="of another source") as caught:
+        flow.plan("mini", story.layout)
+
+    assert "inv build-kernels" in caught.value.fix
+
+
+def test_a_changed_artefact_is_not_packed(story: Story) -> None:
+    story.write(story.checkout.edit("csrc/rocm/attention.cu", "* 0.5f", "* 0.25f"))
+    _, built = flow.build_kernels("mini", story.layout)
+    out = story.layout.out_of("mini") / "kernels"
+    artefact = out / built["artefacts"][0]["path"]
+    artefact.write_bytes(artefact.read_bytes() + b"x")
+
+    with pytest.raises(Exception, match="no finished build"):
+        flow.plan("mini", story.layout)
+    _, again = flow.build_kernels("mini", story.layout)
+
+    assert again["rebuilt"] is True
+    assert again["artefacts"] == built["artefacts"]
+    assert json.loads((out / "kernels.json").read_text())["schema"] == "kernels/1"
