@@ -160,8 +160,8 @@ def process_clean(seen: Mapping[str, Any]) -> Gate:
     )
 
 
-def dispatched(found: Dispatch, answer: Mapping[str, Any], *, off: bool = False) -> Gate:
-    """Gate 6: the requests of the window took the wanted path; with `off`, none of them did."""
+def dispatched(found: Dispatch, answer: Mapping[str, Any], reason: str = "") -> Gate:
+    """Gate 6: what the markers of one request's window prove; `reason` says what kind of run."""
     faults = list(found.faults)
     if answer.get("error"):
         faults.insert(0, f"the request was not answered: {answer['error']}")
@@ -169,7 +169,7 @@ def dispatched(found: Dispatch, answer: Mapping[str, Any], *, off: bool = False)
     return Gate(
         number=6,
         verdict=Verdict.FAILED if failed else Verdict.PASSED,
-        reason="the candidate's switch is off" if off else "",
+        reason=reason,
         proofs=(*found.proofs, *(f"not observable: {text}" for text in found.blind)),
         faults=tuple(faults),
     )

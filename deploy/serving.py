@@ -18,10 +18,13 @@ from deploy.carriers import Request
 from deploy.errors import BadValues
 from deploy.gates import Visit
 from deploy.layout import HERE, Layout
-from deploy.manifest import Manifest
+from deploy.manifest import Manifest, Variable
 from deploy.service import markers
 from deploy.service.chunks import Chunk, chunks, settings
 from deploy.submission import Submission
+
+_DIAG = "VLLM_DCU_KERNEL_DIAG"
+_TWIN = "on a twin of the measured process, started from the same lock with markers on"
 
 
 def ask(
@@ -31,15 +34,17 @@ def ask(
     options: Mapping[str, Any],
     *,
     off: bool = False,
+    twin: bool = False,
     layout: Layout = HERE,
 ) -> list[Visit]:
     """Run one verb about the service on each target, and judge gate 5 where it runs.
 
-    `off` speaks of the service with the candidate's switch turned off.
+    `off` speaks of the service with the candidate's switch turned off, `twin` of one that differs
+    from the measured one by its markers alone.
     """
 
     def request(found: Submission, made: Bundle) -> Request:
-        carried = _carried(found.manifest, made, verb, off=off)
+        carried = _carried(_variant(found.manifest, off=off, twin=twin), made, verb)
         return Request(verb=verb, operator=flow.operator(), options={**carried, **options})
 
     return [_judged(visit) for visit in flow.run(name, to, request, layout)]
@@ -85,38 +90,47 @@ def chunk_plan(
     return chunks(prompt, budget or settings(argv)[0], align=align, cached=cached)
 
 
-def launch_of(manifest: Manifest, *, off: bool = False) -> Launch:
-    """Return the locked launch; with `off`, the same with the candidate's switch turned off.
+def launch_of(manifest: Manifest, *, off: bool = False, twin: bool = False) -> Launch:
+    """Return the locked launch, or that of its variant.
 
     Raises:
-        BadValues: the manifest starts nothing, or names no switch.
+        BadValues: the manifest starts nothing, or has no such variant.
     """
+    return Launch.of_manifest(_variant(manifest, off=off, twin=twin).meaning())
+
+
+def _variant(manifest: Manifest, *, off: bool, twin: bool) -> Manifest:
+    """Return the manifest with its candidate switched off, or as a twin with markers on."""
     manifest.serve_argv()  # refuses a manifest that starts nothing
-    return Launch.of_manifest((_switched_off(manifest) if off else manifest).meaning())
-
-
-def _switched_off(manifest: Manifest) -> Manifest:
     dispatch, launch = manifest.dispatch, manifest.launch
     assert launch is not None
-    if dispatch is None or not dispatch.switch or dispatch.switch not in launch.env:
-        raise BadValues(
-            f"{manifest.name} cannot be started with its candidate off",
-            why="dispatch.switch names no variable of launch.env",
-            fix="name the variable that turns the candidate on, and set it in launch.env",
-        )
-    variable = dataclasses.replace(launch.env[dispatch.switch], value=dispatch.off)
-    env = {**launch.env, dispatch.switch: variable}
+    env = dict(launch.env)
+    if off:
+        if dispatch is None or dispatch.switch not in env:
+            raise BadValues(
+                f"{manifest.name} cannot be started with its candidate off",
+                why="dispatch.switch names no variable of launch.env",
+                fix="name the variable that turns the candidate on, and set it in launch.env",
+            )
+        env[dispatch.switch] = dataclasses.replace(env[dispatch.switch], value=dispatch.off)
+    if twin:
+        if dispatch is None or dispatch.diag != "twin":
+            raise BadValues(
+                f"{manifest.name} has no twin",
+                why="its dispatch.diag is not `twin`: the measured process prints the markers",
+                fix="leave --twin out, or write `diag: twin`",
+            )
+        env[_DIAG] = Variable(value="1", why="the twin differs from the measured process in this")
     return dataclasses.replace(manifest, launch=dataclasses.replace(launch, env=env))
 
 
-def _carried(manifest: Manifest, made: Bundle, verb: Verb, *, off: bool) -> dict[str, Any]:
+def _carried(manifest: Manifest, made: Bundle, verb: Verb) -> dict[str, Any]:
     """What a call carries: the launch it is about, and for a start the scripts and the bundle."""
-    options: dict[str, Any] = {"launch": launch_of(manifest, off=off).to_json()}
+    options: dict[str, Any] = {"launch": Launch.of_manifest(manifest.meaning()).to_json()}
     if verb is Verb.START:
-        wanted = _switched_off(manifest) if off else manifest
         options["scripts"] = {
             one.name: {"mode": f"{one.mode:04o}", "text": one.data.decode()}
-            for one in scripts.on_target(scripts.files(wanted))
+            for one in scripts.on_target(scripts.files(manifest))
         }
         options["bundle"] = {"name": made.path.name, "sha256": made.sha256}
     return options
@@ -143,5 +157,9 @@ def _dispatched(
         if off
         else markers.judge(scan, wanted, scan["pids"], eager=eager)
     )
-    gate = gates.dispatched(judged, scan.get("answer") or {}, off=off)
+    notes = [
+        *(["the candidate's switch is off"] if off else []),
+        *([_TWIN] if manifest.dispatch is not None and manifest.dispatch.diag == "twin" else []),
+    ]
+    gate = gates.dispatched(judged, scan.get("answer") or {}, "; ".join(notes))
     return dataclasses.replace(visit, gates=(*visit.gates, gate))

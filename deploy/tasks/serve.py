@@ -12,6 +12,7 @@ from deploy.console import show_json, task
 if TYPE_CHECKING:
     from deploy.gates import Visit
 
+_TWIN = "a twin of the measured service, with markers on (dispatch.diag: twin)"
 _OFF = "the service with the candidate's switch (dispatch.switch) turned off"
 
 
@@ -20,15 +21,16 @@ _OFF = "the service with the candidate's switch (dispatch.switch) turned off"
     help={
         "ready": "seconds to wait for the first generation (default: launch.ready); 0: do not wait",
         "off": _OFF,
+        "twin": _TWIN,
     },
 )
 def start(
     _: Context, name: str = "", to: str = "", ready: float = -1.0, off: bool = False,
-    json: bool = False,
+    twin: bool = False, json: bool = False,
 ) -> int:  # fmt: skip
     """Start the locked service with start_vllm.sh, wait until it generates, judge gate 5."""
     options = {} if ready < 0 else {"ready": ready}
-    return _ask("start", name, to, options, json=json, off=off)
+    return _ask("start", name, to, options, json=json, off=off, twin=twin)
 
 
 @task(
@@ -54,17 +56,19 @@ def stop(
         "ask": "send a real request (--no-ask: look only)",
         "follow": "look again, and show its log, until it answers or has ended",
         "off": _OFF,
+        "twin": _TWIN,
     },
 )
 def status(
     _: Context, name: str = "", to: str = "", expect: str = "", full: bool = False,
-    ask: bool = True, follow: bool = False, off: bool = False, json: bool = False,
+    ask: bool = True, follow: bool = False, off: bool = False, twin: bool = False,
+    json: bool = False,
 ) -> int:  # fmt: skip
     """List servers, engines, orphans, listeners, device holders; judge gate 5. Changes nothing."""
     options = {"expect": expect, "full": full, "ask": ask}
     if follow:
-        return _follow(name, to, options, json=json, off=off)
-    return _ask("service", name, to, options, json=json, off=off)
+        return _follow(name, to, options, json=json, off=off, twin=twin)
+    return _ask("service", name, to, options, json=json, off=off, twin=twin)
 
 
 @task(
@@ -86,15 +90,30 @@ def prove(
 
 
 def _ask(
-    verb: str, name: str, to: str, options: Mapping[str, Any], *, json: bool, off: bool = False
+    verb: str,
+    name: str,
+    to: str,
+    options: Mapping[str, Any],
+    *,
+    json: bool,
+    off: bool = False,
+    twin: bool = False,
 ) -> int:
     from deploy import serving
     from deploy.agent.words import Verb
 
-    return _show(serving.ask(name, to, Verb(verb), options, off=off), json=json)
+    return _show(serving.ask(name, to, Verb(verb), options, off=off, twin=twin), json=json)
 
 
-def _follow(name: str, to: str, options: Mapping[str, Any], *, json: bool, off: bool) -> int:
+def _follow(
+    name: str,
+    to: str,
+    options: Mapping[str, Any],
+    *,
+    json: bool,
+    off: bool = False,
+    twin: bool = False,
+) -> int:
     """Look every few seconds and show what the log gained; end with the last look."""
     import time
 
@@ -105,7 +124,7 @@ def _follow(name: str, to: str, options: Mapping[str, Any], *, json: bool, off: 
     shown: dict[str, list[str]] = {}
     while True:
         look = {**options, "ask": True, "patience": 5}
-        visits = serving.ask(name, to, Verb.SERVICE, look, off=off)
+        visits = serving.ask(name, to, Verb.SERVICE, look, off=off, twin=twin)
         for visit in visits:
             for line in _gained(visit, shown):
                 say(f"{visit.target}: {line}")
