@@ -18,9 +18,9 @@ from .journal import Header, Journal, Step, abort, finish, kept_name, settle, te
 from .judge import Judgement, chain
 from .lock import Lock, Watch, owner_of
 from .plan import ABSENT, Plan, PlannedFile
-from .pyc import Compiler, cache_file, refuse_errors
+from .pyc import Compiler, cache_file, module_of, refuse_errors
 from .receipt import HOME, KEPT, RECEIPT, Receipt
-from .tree import TreeWriter, join, split, write
+from .tree import TreeWriter, join, write
 from .words import BundleError, Damaged, Refused, Stuck, Unfit, canonical, printable
 
 Say = Callable[[str], None]
@@ -177,7 +177,7 @@ def draft_deploy(
     same = _already_there(tree, pycs, new.python)
     drops = [path for path in judged.drop_pyc if path not in same]
     for path in drops:
-        _drop_pyc(draft, new, path, _module_of(path))
+        _drop_pyc(draft, new, path, module_of(path))
     _leave_others(draft, new, judged, set(wants))
     for entry in judged.put:
         _put(draft, new, entry, blobs, judged)
@@ -209,16 +209,6 @@ def draft_restore(tree: TreeWriter, judged: Judgement, old: Receipt) -> Draft:
     return draft
 
 
-def _module_of(pyc: str) -> str:
-    folder, name = split(pyc)
-    if split(folder)[1] == "__pycache__":
-        tag = name[: -len(".pyc")].rpartition(".")[0]
-        if name.endswith(tuple(f".opt-{level}.pyc" for level in "012")):
-            tag = tag.rpartition(".")[0]
-        return join(split(folder)[0], tag + ".py")
-    return join(folder, name[: -len("c")])
-
-
 def _already_there(
     tree: TreeWriter, pycs: Mapping[str, bytes], python: Mapping[str, str]
 ) -> set[str]:
@@ -240,7 +230,8 @@ def _remember(new: Receipt, tree: TreeWriter, path: str, judged: Judgement, step
 
 
 def _drop_pyc(draft: Draft, new: Receipt, path: str, module: str) -> None:
-    ours = path in new.pycs or module in draft.old.files
+    # Whatever lies beside a module that we compiled before came after us: it is no original.
+    ours = module in draft.old.files or module in map(module_of, draft.old.pycs)
     step = draft.drop(path, keep=not ours)
     if not ours:
         new.originals[path] = {"kept": step.was, "state": draft.tree.state(path).to_json()}
@@ -290,12 +281,12 @@ def _leave_others(draft: Draft, new: Receipt, judged: Judgement, planned: set[st
         new.files.pop(path, None)
         if path.endswith(".pyc") and entry["kept"]:
             draft.give_back(path, entry["kept"])
-    for pyc in [p for p in new.pycs if _module_of(p) not in planned]:
+    for pyc in [p for p in new.pycs if module_of(p) not in planned]:
         del new.pycs[pyc]
 
 
 def _module_of_any(path: str) -> str:
-    return _module_of(path) if path.endswith(".pyc") else path
+    return module_of(path) if path.endswith(".pyc") else path
 
 
 def _empty_folders(draft: Draft, new: Receipt) -> None:

@@ -6,11 +6,12 @@ file that is neither assumed nor promised refuses the whole plan before a byte m
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .plan import ABSENT, Plan, PlannedFile, State
-from .pyc import cache_file, cache_files
+from .pyc import cache_file, cache_files, module_of
 from .receipt import Receipt, proven
 from .tree import TreeReader, split
 from .words import Refused, Unfit, printable
@@ -78,9 +79,8 @@ def judge(
     give_back, drop_too, conflicts_too = _leaving_work(leaving, found, receipt)
     written = {entry.path for entry in put}
     make, gone = _bytecode_work(tree, files, written=written, receipt=receipt, python=python)
-    for path in leaving:
-        if path.endswith(".py"):
-            gone += cache_files(tree, path)
+    for module in _modules_left(plan, receipt):
+        gone += cache_files(tree, module)
     return Judgement(
         found,
         tuple(put),
@@ -90,6 +90,14 @@ def judge(
         tuple(sorted(gone)),
         tuple(sorted(conflicts + conflicts_too, key=lambda conflict: conflict.path)),
     )
+
+
+def _modules_left(plan: Plan | None, receipt: Receipt) -> set[str]:
+    """Return the modules that an earlier plan wrote or compiled, and this one leaves."""
+    compiled = {module_of(path) for path in receipt.originals if path.endswith(".pyc")}
+    compiled |= {module_of(path) for path in receipt.pycs}
+    written = {path for path in receipt.originals if path.endswith(".py")}
+    return (written | compiled) - _paths(plan)
 
 
 def _planned_work(
@@ -205,6 +213,29 @@ def short(state: State) -> str:
     if state.type == "file":
         return state.sha256[:12]
     return f"link {printable(state.link)}" if state.type == "link" else state.type
+
+
+def refuse_checkout(tree: TreeReader, package: str) -> None:
+    """Raise Refused when the package is a link into a git checkout.
+
+    A deploy would write into somebody's sources, and equal bytes there prove no deploy at all.
+    """
+    try:
+        place = tree.resolved(package)
+    except OSError:
+        return  # no package yet
+    if place == os.path.join(tree.resolved(""), package):
+        return
+    folder = place
+    while folder not in (tree.root, "/"):
+        if os.path.lexists(os.path.join(folder, ".git")):
+            raise Refused(
+                f"the site's {package} is a link into a source checkout",
+                why=f"{printable(tree.visible(package))} leads to {printable(place)}: source and"
+                " target are the same files, nothing was deployed",
+                fix="install the package into the site, and deploy to that",
+            )
+        folder = os.path.dirname(folder)
 
 
 def requirements(tree: TreeReader, requires: Mapping[str, str]) -> dict[str, str]:

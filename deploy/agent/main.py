@@ -18,7 +18,7 @@ from .blobs import Blobs, ZipBlobs
 from .plan import Plan
 from .probe import Probe, origins
 from .tree import TreeReader, TreeWriter
-from .words import BundleError, Exit, Unfit, Verb, digest, printable
+from .words import BundleError, Damaged, Exit, Refused, Unfit, Verb, digest, printable
 
 SCHEMA = "evidence/1"
 _OUTCOMES = {
@@ -169,21 +169,18 @@ def run(raw: Mapping[str, Any], blobs: Blobs, out: IO[str], err: IO[str]) -> int
     """Do what the request asks; write the evidence to `out`; return the exit code."""
     call = None
     try:
-        request = Request(raw)
-        evidence = _blank(request)
-        call = Call(request, blobs, err)
-        evidence = call.evidence
-        if request.verb in _ASKING:
-            call.ask_python()
-        module, name = _VERBS[request.verb]
-        getattr(import_module(f".{module}", __package__), name)(call)
+        call = Call(Request(raw), blobs, err)
+        _answer(call)
         code = call.exit
-    except BundleError as error:
+    except (BundleError, OSError) as problem:
+        error = problem if isinstance(problem, BundleError) else _unreadable(problem)
         code = error.exit
         evidence = call.evidence if call else _blank_raw(raw)
         evidence["error"] = error.to_json()
         evidence["outcome"] = _OUTCOMES.get(code, "failed")
         _tell(err, str(error))
+    else:
+        evidence = call.evidence
     finally:
         if call and call.probe:
             call.probe.cancel()
@@ -192,6 +189,22 @@ def run(raw: Mapping[str, Any], blobs: Blobs, out: IO[str], err: IO[str]) -> int
     evidence["incidental"].update(_incidental(call))
     _tell(out, json.dumps(evidence, sort_keys=True, ensure_ascii=True))
     return int(code)
+
+
+def _answer(call: Call) -> None:
+    if call.request.verb in _ASKING:
+        call.ask_python()
+    module, name = _VERBS[call.request.verb]
+    getattr(import_module(f".{module}", __package__), name)(call)
+
+
+def _unreadable(err: OSError) -> Refused:
+    # A transaction wraps its own errors; what comes here was met while looking.
+    return Refused(
+        "the target cannot be read",
+        why=f"{printable(str(err.filename or ''))}: {err.strerror}".lstrip(": "),
+        fix="mend the cause (owner, mode, disk); nothing was changed",
+    )
 
 
 def _tell(stream: IO[str], text: str) -> None:
@@ -312,9 +325,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         # The zip is the folder above agent/: "DIR/NAME.pyz/agent/main.py".
         blobs = ZipBlobs(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        request["plan"] = json.loads(b"".join(blobs.entry("plan.json")))
+        request["plan"] = _document(blobs, "plan.json")
         if "inputs.json" in blobs.names():
-            inputs = json.loads(b"".join(blobs.entry("inputs.json")))
+            inputs = _document(blobs, "inputs.json")
             request["inputs"] = digest(inputs)
             request["manifest"] = inputs.get("manifest")
         request["agent"] = _agent_digest(blobs)
@@ -322,6 +335,22 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return int(error.exit)
     return run(request, blobs, sys.stdout, sys.stderr)
+
+
+def _document(bundle: ZipBlobs, name: str) -> dict[str, Any]:
+    """Return one of the bundle's JSON objects. Raises Damaged."""
+    try:
+        found = json.loads(b"".join(bundle.entry(name)))
+        if isinstance(found, dict):
+            return found
+        why = f"{name} is no JSON object"
+    except (KeyError, ValueError, RecursionError) as err:
+        why = f"{name}: {type(err).__name__}: {err}"
+    raise Damaged(
+        "the bundle is damaged",
+        why=printable(why),
+        fix="make it again with `inv bundle`, or upload it again; compare the sha256 first",
+    )
 
 
 def _parse(argv: list[str]) -> dict[str, Any]:

@@ -104,6 +104,17 @@ def cache_file(module: str, tag: str) -> str:
     return join(join(folder, "__pycache__"), f"{name[: -len('.py')]}.{tag}.pyc")
 
 
+def module_of(pyc: str) -> str:
+    """Return the path of the source that a pyc belongs to."""
+    folder, name = split(pyc)
+    if split(folder)[1] == "__pycache__":
+        tag = name[: -len(".pyc")].rpartition(".")[0]
+        if name.endswith(tuple(f".opt-{level}.pyc" for level in "012")):
+            tag = tag.rpartition(".")[0]
+        return join(split(folder)[0], tag + ".py")
+    return join(folder, name[: -len("c")])
+
+
 def _belongs(entry: str, stem: str) -> bool:
     if not (entry.startswith(stem + ".") and entry.endswith(".pyc")):
         return False

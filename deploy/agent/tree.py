@@ -20,6 +20,7 @@ CHUNK = 1 << 18
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: a fifo that stands where a file should must not hang the reader.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_GET_FLAGS, _IMMUTABLE = 0x80086601, 0x10 | 0x20  # FS_IOC_GETFLAGS; immutable, append only
 _MOST_OPEN = 200
 _MOST_LINKS = 40
 Parts = tuple[str, ...]
@@ -173,7 +174,11 @@ class TreeReader:
 
     def open(self, path: str) -> int:
         folder, name = split(path)
-        return os.open(name, _FILE, dir_fd=self.folder(folder))
+        try:
+            return os.open(name, _FILE, dir_fd=self.folder(folder))
+        except OSError as err:
+            err.filename = self.visible(path)
+            raise
 
     def read(self, path: str) -> bytes:
         """Return the whole content of a small file. Raises OSError."""
@@ -255,9 +260,28 @@ class TreeWriter(TreeReader):
         try:
             os.link(old_name, new_name, src_dir_fd=old_fd, dst_dir_fd=new_fd, follow_symlinks=False)
         except OSError as err:
-            if err.errno not in (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOTSUP):
+            refused = err.errno in (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOTSUP)
+            if not refused or self._immutable(path):
+                err.filename = self.visible(path)
                 raise
             self._copy(path, kept)
+
+    def _immutable(self, path: str) -> bool:
+        """True when chattr forbids to replace the file, which a link would be the first to meet."""
+        import fcntl
+        import struct
+
+        try:
+            fd = self.open(path)
+        except OSError:
+            return False
+        try:
+            flags = fcntl.ioctl(fd, _GET_FLAGS, struct.pack("l", 0))
+            return bool(struct.unpack("l", flags)[0] & _IMMUTABLE)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
 
     def _copy(self, path: str, kept: str) -> None:
         found = self.stat(path)

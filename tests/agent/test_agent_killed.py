@@ -50,9 +50,8 @@ def assert_old_or_new(
 @needs_strace
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("then", ["deploy", "restore"])
 def test_a_deploy_killed_anywhere_leaves_old_or_new_and_the_next_call_mends_it(
-    target: Target, then: str
+    target: Target,
 ) -> None:
     compile_all(target)
     before = target.snapshot()
@@ -61,12 +60,37 @@ def test_a_deploy_killed_anywhere_leaves_old_or_new_and_the_next_call_mends_it(
     points = kill_points(target, bundle, "deploy")
     assert target.run(bundle, "restore").code == 0
 
-    for call, number in points:
+    for index, (call, number) in enumerate(points):
         killed(target, bundle, "deploy", call, number)
         assert_old_or_new(target, old, NEW_FILES)
-        if then == "deploy":
+        if index % 2:  # the other half is undone at once
             assert target.run(bundle, "deploy").code == 0, (call, number)
             assert target.run(bundle, "verify").states == {}, (call, number)
+        assert target.run(bundle, "restore").code == 0, (call, number)
+        assert difference(before, target.snapshot()) == {}, (call, number)
+
+
+@needs_strace
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_deploy_of_forty_files_survives_the_same(target: Target) -> None:
+    for number in range(40):
+        target.write(f"pack/m{number}.py", b"V = 0\n")
+    compile_all(target)
+    before = target.snapshot()
+    new: dict[str, bytes | None] = {f"pack/m{n}.py": b"V = 1\n" for n in range(40)}
+    old: dict[str, bytes | None] = dict.fromkeys(new, b"V = 0\n")
+    plan = target.plan(*(planned(path, data, assume=[b"V = 0\n"]) for path, data in new.items()))
+    bundle = target.bundle(plan, list(new.values()))
+    points = kill_points(target, bundle, "deploy")
+    assert target.run(bundle, "restore").code == 0
+    assert len(points) > 300
+
+    for call, number in points[::11]:
+        killed(target, bundle, "deploy", call, number)
+        assert_old_or_new(target, old, new)
+        assert target.run(bundle, "deploy").code == 0, (call, number)
+        assert target.run(bundle, "verify").states == {}, (call, number)
         assert target.run(bundle, "restore").code == 0, (call, number)
         assert difference(before, target.snapshot()) == {}, (call, number)
 
