@@ -203,12 +203,24 @@ def _command(server: Mapping[str, Any], launch: Launch) -> Iterator[Fault]:
 
 
 def _difference(wanted: Sequence[str], found: Sequence[str]) -> str:
-    missing = [word for word in wanted if word not in found]
-    extra = [word for word in found if word not in wanted]
     parts = [
-        f"{name} {printable(' '.join(p))}" for name, p in (("lacks", missing), ("has", extra)) if p
+        f"{name} {printable(' '.join(beyond))}"
+        for name, beyond in (("lacks", _beyond(wanted, found)), ("has", _beyond(found, wanted)))
+        if beyond
     ]
     return "; ".join(parts) or "the same words in another order"
+
+
+def _beyond(some: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return the words of `some` that `others` has not, or not as often."""
+    left = list(others)
+    beyond = []
+    for word in some:
+        if word in left:
+            left.remove(word)
+        else:
+            beyond.append(word)
+    return beyond
 
 
 def _environment(server: Mapping[str, Any]) -> Iterator[Fault]:
@@ -279,7 +291,9 @@ def _no_server(seen: Mapping[str, Any]) -> str:
     if run is None:
         return "no server runs, and none was recorded"
     log = (seen["log"] or {}).get("path", "")
-    return f"no server runs; the one recorded (pid {run['pid']}) is {run['state']}; read {log}"
+    killed = [str(kill["task"]) for kill in (seen.get("oom") or {}).get("ours", ())]
+    why = f"; the kernel ended {', '.join(killed)} for want of memory" if killed else ""
+    return f"no server runs; the one recorded (pid {run['pid']}) is {run['state']}{why}; read {log}"
 
 
 def _name(row: Mapping[str, Any]) -> str:

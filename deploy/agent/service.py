@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import device, health, log, machine, maps, ports
+from . import device, health, log, machine, maps, oom, ports
 from .launch import Launch, Run, read_run, words
 from .roles import Role
 
@@ -76,6 +76,7 @@ def observe(
         "model": _model(launch, full=full),
         "cards": device.look() if cards else None,
         "log": _log(run),
+        "oom": oom.look(run.start / machine.TICKS) if run and not run.alive else None,
     }
 
 

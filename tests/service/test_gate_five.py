@@ -154,6 +154,18 @@ def test_a_clean_start_passes_before_and_after(bench: Bench) -> None:
     assert bench.found() == []
 
 
+@pytest.mark.slow
+def test_twenty_clean_starts_raise_no_alarm(bench: Bench) -> None:
+    for _ in range(20):
+        assert bench.before() == []
+        bench.start()
+        assert bench.found() == []
+        run = launch.read_run(bench.wanted.launch.dir)
+        assert run is not None
+        assert {row["how"] for row in serve.end(run, lambda _: None)} == {"ended"}
+        bench.started[-1].wait()
+
+
 def test_a_running_server_is_not_clean(bench: Bench) -> None:
     bench.start()
 

@@ -316,6 +316,35 @@ def test_the_files_of_a_maps_text_keep_their_whole_name_and_only_the_gone_are_go
     }
 
 
+def test_a_recorded_maps_text_names_the_stale_library_and_its_inode() -> None:
+    text = (Path(__file__).parent / "fixtures" / "proc_maps_deleted.txt").read_text()
+    site = "/usr/local/lib/python3.10/dist-packages/vllm/"
+
+    assert maps.parse(text)[1:] == (
+        maps.Mapped(f"{site}_rocm_C.abi3.so", "fd:01", 2361187, deleted=True),
+        maps.Mapped(f"{site}_C.abi3.so", "fd:01", 2361150),
+    )
+
+
+def test_a_gone_library_and_one_of_that_very_name_are_told_apart_in_a_live_process(
+    tmp_path: Path,
+) -> None:
+    named, gone = tmp_path / "x.so (deleted)", tmp_path / "t.so"
+    compile_library(named, 1)
+    compile_library(gone, 2)
+    code = (
+        f"import ctypes,sys\nfor n in {[str(named), str(gone)]!r}: ctypes.CDLL(n)\n"
+        "print(1, flush=True); sys.stdin.read()"
+    )
+    with running(sys.executable, "-c", code, stdin=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        gone.unlink()
+        found = {m.path: m.deleted for m in maps.of(child.pid) if m.path.startswith(str(tmp_path))}
+
+    assert found == {str(named): False, str(gone): True}
+
+
 def test_a_library_replaced_under_a_running_process_shows_as_gone(tmp_path: Path) -> None:
     library = tmp_path / "t.so"
     compile_library(library, 1)
