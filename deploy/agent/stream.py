@@ -7,8 +7,8 @@ commit point and lets it finish after it.
 Outgoing frames: one letter, four bytes of length (big endian), the body.
     A  alive          L  a line of progress      N  the contents we need (JSON list of sha256)
     E  the answer, once      X  a traceback: our bug
-Incoming, after the job: each needed content in the order of the list. It begins with one byte, 1
-when it is packed (zlib), else 0; then frames of four bytes of length and a body; length 0 ends it.
+Incoming, after the job: each needed content in the order of the list, as frames of four bytes of
+length and a body; a length of 0 ends it, and the highest bit says that this body is packed (zlib).
 
 The first needed contents may be parts of the job itself (this program, the plan): the loader asks
 for those that neither came along nor lie in the store.
@@ -16,12 +16,15 @@ for those that neither came along nor lie in the store.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import marshal
 import os
 import select
 import signal
 import struct
+import sys
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +41,8 @@ from .words import BundleError, Exit, Interrupted, Refused, Verb
 
 BEAT = 3.0  # seconds between signs of life
 SILENCE = 30.0  # seconds without a byte of an expected content until the line is given up
-_MOST = 1 << 20  # bytes of one incoming frame
+_MOST = 1 << 20  # bytes of one incoming frame, packed or not
+_PACKED = 1 << 31
 
 
 class Line:
@@ -118,9 +122,9 @@ class StreamBlobs:
         self._trouble: BundleError | None = None
         self.received = 0  # bytes of contents, unpacked
 
-    def has(self, sha256: str) -> bool:  # noqa: ARG002
-        """The operator has every content of the plan."""
-        return True
+    def has(self, sha256: str) -> bool:
+        """True when it is at hand; every other content of the plan can be asked for."""
+        return sha256 in self._stored or (sha256 in self._aside and sha256 not in self._coming)
 
     def fetch(self, wanted: Sequence[str]) -> None:
         """Get these contents now; a failure is raised when somebody asks for one of them."""
@@ -176,28 +180,26 @@ class StreamBlobs:
             aside.end(whole=whole)
 
     def _frames(self) -> Iterator[bytes]:
-        unpack = zlib.decompressobj() if self._line.take(1) == b"\1" else None
-        while size := struct.unpack(">I", self._line.take(4))[0]:
+        while head := struct.unpack(">I", self._line.take(4))[0]:
+            size = head & ~_PACKED
             if size > _MOST:
                 raise _lost(f"a frame of {size} bytes was announced")
             body = self._line.take(size)
-            yield unpack.decompress(body) if unpack else body
-        if unpack and (rest := unpack.flush()):
-            yield rest
+            yield zlib.decompressobj().decompress(body, _MOST) if head & _PACKED else body
 
 
-def serve(job: Mapping[str, Any], parts: Mapping[str, str]) -> int:
+def serve(job: Mapping[str, Any], parts: Mapping[str, str], codes: Mapping[str, Any]) -> int:
     """Do what the job asks and answer it; return 0, since the answer says how it ended.
 
     job: requests (each as `main.run` takes it, but for the plan; the second one runs in a process
     of its own, only if the first went well), plan (sha256 of the part that holds it), alias,
     state_dir, if_needed (first verify, and do nothing where all is well). `parts` are texts by
-    sha256, checked by the loader.
+    sha256, checked by the loader; `codes` are the agent's modules, compiled.
     """
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a server under nohup would have us ignore it
     line = Line()
     try:
-        _answer(job, parts, line)
+        _answer(job, parts, codes, line)
     except Exception:  # noqa: BLE001  it is passed on whole, to where a person sees it
         import traceback
 
@@ -205,7 +207,9 @@ def serve(job: Mapping[str, Any], parts: Mapping[str, str]) -> int:
     return 0
 
 
-def _answer(job: Mapping[str, Any], parts: Mapping[str, str], line: Line) -> None:
+def _answer(
+    job: Mapping[str, Any], parts: Mapping[str, str], codes: Mapping[str, Any], line: Line
+) -> None:
     store = Store(job["state_dir"])
     plan = json.loads(parts[job["plan"]])
     requests = [{**request, "plan": plan} for request in job["requests"]]
@@ -215,10 +219,12 @@ def _answer(job: Mapping[str, Any], parts: Mapping[str, str], line: Line) -> Non
     line.watch()
     said = _in_turn(requests[0], later, StreamBlobs(line, store), line, job)
     line.done()
-    stored = _keep_parts(store, parts)
-    store.prune({*stored, *_contents(plan)})
+    stored = _keep(store, {sha: text.encode() for sha, text in parts.items()})
+    key = f"{sys.implementation.cache_tag}{job['agent']}"
+    known = {key: job["codes"][key]} if key in job["codes"] else _compiled(store, key, codes)
+    store.prune({*stored, *known.values(), *_contents(plan)})
     _remember(store, job, requests[0], said)
-    answer = {"evidence": said, "stored": stored, "store": store.trouble or "kept"}
+    answer = {"evidence": said, "stored": stored, "codes": known, "store": store.trouble or "kept"}
     line.say(b"E", json.dumps(answer).encode())
 
 
@@ -340,19 +346,26 @@ class _Lines:
         self._voice.flush()
 
 
-def _keep_parts(store: Store, parts: Mapping[str, str]) -> list[str]:
-    """Keep the job's parts, so that they need not be sent again; return those that are kept."""
+def _keep(store: Store, contents: Mapping[str, bytes]) -> list[str]:
+    """Keep these, so that they need not be sent again; return the digests of those kept."""
     if store.trouble:
         return []
-    for sha256, text in parts.items():
+    for sha256, data in contents.items():
         if store.whole(sha256):
             store.touch(sha256)
             continue
         aside = store.aside(sha256)
-        aside.write(text.encode())
+        aside.write(data)
         aside.end(whole=True)
         aside.close()
-    return sorted(sha256 for sha256 in parts if store.whole(sha256))
+    return sorted(sha256 for sha256 in contents if store.whole(sha256))
+
+
+def _compiled(store: Store, key: str, codes: Mapping[str, Any]) -> dict[str, str]:
+    """Keep the compiled agent; return its digest, which the operator has to bring next time."""
+    data = marshal.dumps(dict(codes))
+    kept = _keep(store, {hashlib.sha256(data).hexdigest(): data})
+    return {key: kept[0]} if kept else {}
 
 
 def _contents(plan: Mapping[str, Any]) -> set[str]:

@@ -23,7 +23,7 @@ import paramiko
 
 from deploy import inventory
 from deploy.agent.words import BundleError, Exit, Verb, canonical, digest, printable
-from deploy.bundle import Bundle
+from deploy.bundle import Bundle, listing_of
 from deploy.carriers import Request
 from deploy.carriers import ssh_wire as wire
 from deploy.carriers.ssh_config import load
@@ -121,14 +121,14 @@ class _Call:
     def over(self, line: Line) -> list[Evidence]:
         host = self._target.host
         # What the target is believed to keep stays here; it asks for it where that is not so.
-        kept = _recall(self._target)
-        along = {sha: text for sha, text in self._parts.items() if sha not in kept}
-        head = wire.job(self._job, along)
+        memo = Memo(self._target)
+        along = {sha: text for sha, text in self._parts.items() if sha not in memo.parts}
+        head = wire.job({**self._job, "codes": memo.codes}, along)
         pythons = (*self._own_python(), *wire.PYTHONS)
-        stream = line.start(wire.command(pythons, len(head), self._nonce, sudo=host.sudo), head)
+        stream = line.start(*wire.command(pythons, head, self._nonce, sudo=host.sudo))
         answer = self._converse(line, stream)
         stream.finish()
-        _note(self._target, answer["stored"])
+        memo.note(answer["stored"], answer["codes"])
         return [self._evidence(found, line) for found in answer["evidence"]]
 
     def _own_python(self) -> tuple[str, ...]:
@@ -182,10 +182,11 @@ class _Call:
         with zipfile.ZipFile(self._bundle.path) as archive:
             size = sum(self._size(archive, sha) for sha in wanted)
             self._tell(f"sending {len(wanted)} contents, {size:,} bytes")
+            packer = wire.Packer()
             for sha in wanted:
                 with self._open(archive, sha) as content:
-                    for piece in wire.packed(content):
-                        stream.send(piece)
+                    for frame in packer.frames(content):
+                        stream.send(frame)
 
     def _size(self, archive: zipfile.ZipFile, sha: str) -> int:
         if sha == self._bundle.sha256:
@@ -212,6 +213,8 @@ class _Call:
             "python": python,
             "root": host.root,
             "inputs": digest(self._bundle.inputs),
+            "base_files": self._bundle.inputs.get("base_files"),
+            "listing": listing_of(self._bundle) if request.options.get("all") else "",
             "agent": self._bundle.agent,
         }
 
@@ -316,31 +319,40 @@ def _sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _memo(target: Ssh) -> Path | None:
-    if target.memory is None or not target.host.state_dir:
-        return None
-    key = json.dumps([target.alias, target.host.ssh, target.host.state_dir])
-    return target.memory / f"{_sha(key)[:32]}.json"
+class Memo:
+    """What one target kept when we last spoke; a wrong memory costs one round trip, no more.
 
+    `parts` are digests of job parts in its store. `codes` are those of compiled agents there, by
+    the interpreter's cache tag and the agent's digest: code is run only if it has the digest that
+    the target told over an authenticated line.
+    """
 
-def _recall(target: Ssh) -> set[str]:
-    """Return the digests that this target last kept; a wrong memory costs one round trip."""
-    path = _memo(target)
-    try:
-        found = json.loads(path.read_text()) if path else []
-    except (OSError, ValueError):
-        return set()
-    return {str(sha) for sha in found} if isinstance(found, list) else set()
+    def __init__(self, target: Ssh) -> None:
+        self._path: Path | None = None
+        self.parts: set[str] = set()
+        self.codes: dict[str, str] = {}
+        if target.memory is not None and target.host.state_dir:
+            key = json.dumps([target.alias, target.host.ssh, target.host.state_dir])
+            self._path = target.memory / f"{_sha(key)[:32]}.json"
+            self._read(self._path)
 
+    def _read(self, path: Path) -> None:
+        try:
+            found = json.loads(path.read_text())
+            self.parts = {str(sha) for sha in found["parts"]}
+            self.codes = {str(key): str(sha) for key, sha in found["codes"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            self.parts, self.codes = set(), {}
 
-def _note(target: Ssh, stored: Sequence[str]) -> None:
-    path = _memo(target)
-    if path is None or _recall(target) == set(stored):
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    beside.write_text(json.dumps(sorted(stored)))
-    beside.replace(path)
+    def note(self, stored: Sequence[str], codes: Mapping[str, str]) -> None:
+        """Keep what the target says it keeps now."""
+        codes = {**self.codes, **codes} if stored else {}
+        if self._path is None or (self.parts == set(stored) and self.codes == codes):
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
+        beside.write_text(json.dumps({"parts": sorted(stored), "codes": codes}, sort_keys=True))
+        beside.replace(self._path)
 
 
 __all__ = ["Ssh", "parse_ssh", "target"]

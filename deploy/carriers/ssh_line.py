@@ -355,6 +355,14 @@ class _Socket(socket.socket):
         self.sent += count
         return count
 
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        data = super().recv(size, flags)
+        if self.family != socket.AF_UNIX and hasattr(socket, "TCP_QUICKACK"):
+            # The server's next small packet waits for our acknowledgement of the last one, which
+            # the kernel would hold back for 40 ms. The option wears off, so it is set every time.
+            self.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        return data
+
 
 class _CommandSocket(_Socket):
     """A socket whose other end is a ProxyCommand's stdin and stdout.

@@ -5,11 +5,13 @@ The target's half of the protocol, and its description, is `deploy.agent.stream`
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
 import struct
+import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from deploy.errors import BadValues, UnfitTarget
@@ -20,19 +22,23 @@ PYTHONS = ("python3", "python3.13", "python3.12", "python3.11", "python3.10")
 _NOISE = 1 << 20
 _FRAME = 64 << 20
 _PIECE = 1 << 18
-# Below this a content is packed whole; above it only if its beginning packs well.
-_SAMPLE = 1 << 18
+_PACKED = 1 << 31  # the flag of a packed frame, in its length
 
 # The loader's syntax is that of Python 2.7 too, and it ends with 93 before it reads anything on a
 # Python that is too old. 2 is an option that the interpreter does not know (Python 2 and -I), 126
 # and 127 are a name that cannot be run. The script is free of what login shells treat differently
 # within single quotes: the quote itself, backslash, exclamation mark and line break.
 _LOADER = (
-    "import sys,zlib;sys.version_info<(3,10) and sys.exit(93);"
-    "exec(zlib.decompress(sys.stdin.buffer.read({size})))"
+    "import sys,zlib,binascii;sys.version_info<(3,10) and sys.exit(93);"
+    "exec(zlib.decompress({source}))"
 )
+_ON_STDIN = "sys.stdin.buffer.read({size})"
+_IN_ARGUMENT = "binascii.a2b_base64(sys.argv[1])"
+# A program up to this size goes along in the command, which saves a round trip: a server lets no
+# byte of stdin be sent before it has started the command.
+_ARGUMENT = 12 << 10
 _SCRIPT = (
-    'for p do "$p" -I -S -X utf8 -c "{loader}"; r=$?; '
+    'for p do "$p" -I -S -X utf8 -c "{loader}" "$0"; r=$?; '
     "case $r in 2|93|126|127) ;; *) exit $r ;; esac; done; "
     'echo "{nonce}none"; for p do '
     'command -v "$p" >/dev/null 2>&1 || {{ echo "$p not found"; continue; }}; '
@@ -41,7 +47,8 @@ _SCRIPT = (
 # The first program: it gets the parts of the job, then modules live in memory under their names of
 # a bundle, so that relative imports are the same. It speaks the protocol of `deploy.agent.stream`.
 _BOOT = """\
-import hashlib, json, os, struct, sys, zlib
+import hashlib, json, marshal, os, struct, sys, zlib
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 
 def stored(sha):
@@ -59,11 +66,11 @@ def read(size):
     return data
 
 def received():
-    unpack = zlib.decompressobj() if read(1) == b"\\1" else None
     data = b""
     while size := struct.unpack(">I", read(4))[0]:
-        data += read(size)
-    return unpack.decompress(data) if unpack else data
+        body = read(size & 0x7fffffff)
+        data += zlib.decompress(body) if size >> 31 else body
+    return data
 
 def right(sha, data):
     return hashlib.sha256(data).hexdigest() == sha
@@ -87,9 +94,11 @@ class Memory:
         return sources[stem].encode()
     @classmethod
     def exec_module(cls, module):
-        name = module.__name__
-        module.__file__ = "<memory>/agent/" + (name[6:] or "__init__") + ".py"
-        exec(compile(cls.get_source(name), module.__file__, "exec", 0, True), module.__dict__)
+        stem = module.__name__[6:] or "__init__"
+        module.__file__ = "<memory>/agent/" + stem + ".py"
+        if stem not in codes:
+            codes[stem] = compile(sources[stem], module.__file__, "exec", 0, True)
+        exec(codes[stem], module.__dict__)
 
 job = json.loads(PAYLOAD)
 parts = job.pop("parts")
@@ -108,13 +117,22 @@ if missing:
         parts[sha] = data.decode()
 sources = json.loads(parts[job["agent"]])
 sys.meta_path.insert(0, Memory)
-from agent.stream import serve
-sys.exit(serve(job, parts))
+# What an earlier call compiled, by a digest that it told the operator.
+sha = job["codes"].get(sys.implementation.cache_tag + job["agent"], "")
+found = stored(sha) if sha else b""
+codes = marshal.loads(found) if found and right(sha, found) else {}
+# All at once, before the process that verifies is forked off, so that nothing is compiled twice.
+for name in sorted(sources):
+    if name != "__init__":
+        import_module("agent." + name)
+sys.exit(sys.modules["agent.stream"].serve(job, parts, codes))
 """
 
 
-def command(pythons: Sequence[str], size: int, nonce: str, *, sudo: bool = False) -> str:
-    """Return the one shell line: run a job of `size` packed bytes on the first Python that is fit.
+def command(
+    pythons: Sequence[str], program: bytes, nonce: str, *, sudo: bool = False
+) -> tuple[str, bytes]:
+    """Return a shell line that runs a packed program on the first fit Python, and its stdin.
 
     Raises:
         BadValues: an interpreter's path that no shell of every kind takes as it is.
@@ -126,9 +144,12 @@ def command(pythons: Sequence[str], size: int, nonce: str, *, sudo: bool = False
                 why="its path holds a quote, backslash, exclamation mark or control character",
                 fix="give another path to this interpreter in hosts.yaml (python:)",
             )
-    script = _SCRIPT.format(loader=_LOADER.format(size=size), nonce=nonce)
-    argv = (*(("sudo", "-n") if sudo else ()), "sh", "-c", script, "sh", *dict.fromkeys(pythons))
-    return "exec " + shlex.join(argv)
+    argument, stdin, source = "sh", program, _ON_STDIN.format(size=len(program))
+    if len(program) <= _ARGUMENT:
+        argument, stdin, source = base64.b64encode(program).decode(), b"", _IN_ARGUMENT
+    script = _SCRIPT.format(loader=_LOADER.format(source=source), nonce=nonce)
+    argv = ("sh", "-c", script, argument, *dict.fromkeys(pythons))
+    return "exec " + shlex.join((*(("sudo", "-n") if sudo else ()), *argv)), stdin
 
 
 def job(values: Mapping[str, Any], parts: Mapping[str, str]) -> bytes:
@@ -188,23 +209,38 @@ class Frames:
         return True
 
 
-def packed(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield one content as it goes over the line, in pieces; packed when that pays."""
-    first = stream.read(_SAMPLE)
-    squeezed = zlib.compress(first, 1)
-    pays = len(squeezed) < 0.8 * len(first)
-    yield b"\1" if pays else b"\0"
-    packer = zlib.compressobj(1) if pays else None
-    piece = first
-    while piece:
-        body = packer.compress(piece) if packer else piece
-        if body:
-            yield struct.pack(">I", len(body)) + body
-        piece = stream.read(_PIECE)
-    if packer:
-        body = packer.flush()
-        yield struct.pack(">I", len(body)) + body
-    yield struct.pack(">I", 0)
+class Packer:
+    """Cuts contents into frames, and packs (zlib) those where that saves time on this line.
+
+    On a slow line packing pays; on a fast one it costs more than it saves. Which it is shows by how
+    long the frames take: time passes here while a frame that was yielded is being sent.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._line = 0.0  # seconds a byte takes to be sent, smoothed
+        self._work = 0.0  # seconds a byte takes to be packed
+
+    def frames(self, stream: IO[bytes]) -> Iterator[bytes]:
+        """Yield one content as it goes over the line."""
+        left = 0.0  # what packing leaves of this content, as a share; 0: not tried yet
+        while piece := stream.read(_PIECE):
+            body, flag = piece, 0
+            if not left or self._pays(left):
+                began = self._clock()
+                body, flag = zlib.compress(piece, 1), _PACKED
+                self._work = (self._clock() - began) / len(piece)
+                left = len(body) / len(piece)
+            if len(body) >= len(piece):
+                body, flag = piece, 0
+            began = self._clock()
+            yield struct.pack(">I", flag | len(body)) + body
+            took = (self._clock() - began) / len(body)
+            self._line = took if not self._line else 0.7 * self._line + 0.3 * took
+        yield struct.pack(">I", 0)
+
+    def _pays(self, left: float) -> bool:
+        return self._work + left * self._line < self._line
 
 
 def unfit(name: str, found: Sequence[str]) -> UnfitTarget:

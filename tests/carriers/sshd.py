@@ -33,6 +33,11 @@ class Sshd:
         )  # fmt: skip
         return said.stdout.split()[1]
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def rebuild(self) -> None:
         """Make a new host key, as a rebuilt container does."""
         make_key(self.folder / "host")

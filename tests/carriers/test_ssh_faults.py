@@ -59,7 +59,7 @@ def agents() -> list[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             argv = path.read_bytes().split(b"\0")
-            if any(word.startswith(b"import sys,zlib;") for word in argv):
+            if any(word.startswith(b"import sys,zlib,") for word in argv):
                 found.append(int(path.parent.name))
     return found
 
