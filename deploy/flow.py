@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy import bundle as bundles
-from deploy import fleet, gates, inventory, report, source, submission, wheel
+from deploy import fleet, gates, inventory, listing, report, source, submission, wheel
 from deploy.agent.words import Verb, digest
 from deploy.bundle import Bundle
 from deploy.carriers import Carrier, Request, in_turn
@@ -48,10 +48,29 @@ def lock(name: str, layout: Layout = HERE) -> tuple[Lock, bool]:
     from deploy import imaging
 
     found = plan(name, layout)
+    for own in listing.unlike_base(found.plan, found.base):
+        say(
+            f"{found.name}: the vendor's own {own.path} ({own.sha256}) is not the base commit's;"
+            " a deploy refuses it until overlay.accept names this file with this sha256"
+        )
     packed = _pack(found)
     expect = {**_expect(found, packed), **imaging.expect(found, packed)}
     made = Lock(inputs=found.inputs, expect=expect)
     return made, write_lock(layout.lock(found.name), made)
+
+
+def list_base(name: str, to: str, layout: Layout = HERE) -> tuple[Path, bool]:
+    """Write manifests/NAME.files from a target that is as its vendor made it; say if it changed.
+
+    The lock is not needed: this is what a lock of a vendor's image is made with.
+    """
+    found = plan(name, layout)
+    [target] = _targets(found, to)
+    said = target.deliver(_pack(found), Request(verb=Verb.FILES, operator=operator()))
+    if said.error is not None:
+        raise said.error
+    path = layout.files(found.name)
+    return path, listing.write(path, str(said.raw["listing"]))
 
 
 def build_kernels(
@@ -185,7 +204,9 @@ def _expect(found: Submission, made: Bundle) -> dict[str, Any]:
 
 
 def _pack(found: Submission) -> Bundle:
-    made = bundles.pack(found.plan, found.inputs, fill(found), found.layout.out)
+    made = bundles.pack(
+        found.plan, found.inputs, fill(found), found.layout.out, listing=found.base.text
+    )
     bundles.drop_older(found.layout.out, made)
     return made
 
@@ -381,11 +402,13 @@ def _judge(found: Submission, evidence: Evidence) -> tuple[Gate, ...]:
 
 def _of_kernels(found: Submission, evidence: Evidence) -> list[Gate]:
     """Gates 2 to 4, from the build that the plan's extensions were taken from."""
-    if not found.built:
+    kernels = found.manifest.kernels
+    if kernels is None or not found.built:
         return []
-    changed = order.changed(found.delta)
+    asked = (found.manifest, found.repo, found.delta, found.layout)
+    audit = order.audited(*asked, found.built)
     return [
-        gates.compile_target(found.built, changed),
+        gates.compile_target(found.built, kernels.arch, order.changed(found.delta), audit),
         gates.binary_installed(found.plan, found.built, evidence),
         gates.op_registered(found.plan, evidence),
     ]

@@ -107,9 +107,14 @@ def source_complete(plan: Plan, evidence: Evidence, delta: Delta | None) -> Gate
     )
 
 
-def compile_target(found: Mapping[str, Any], changed: Sequence[str]) -> Gate:
-    """Gate 2: log and binary of the build `found` (kernels/1) speak of exactly its arch."""
-    return _gate(2, proof.compile_target(found, str(found["arch"]), changed))
+def compile_target(
+    found: Mapping[str, Any], arch: str, changed: Sequence[str], audit: proof.Findings
+) -> Gate:
+    """Gate 2: log and binary of the build `found` (kernels/1) speak of exactly the asked arch.
+
+    `audit` is what the build folder itself says, where it lies on this machine.
+    """
+    return _gate(2, proof.joined((proof.compile_target(found, arch, changed), audit)))
 
 
 def binary_installed(plan: Plan, built: Mapping[str, Any], evidence: Evidence) -> Gate:

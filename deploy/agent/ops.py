@@ -22,8 +22,8 @@ from .words import printable
 MARK = b"\n\x00dcu-bundle:ops\x00\n"
 SECONDS = 600.0  # importing torch from a cold shared disk was seen to take minutes
 
-# The child. It looks for the file before it imports anything from it, so that a broken one is still
-# named; and it notes which ops were there before, so that somebody else's do not count.
+# The child. It answers before it imports anything, so that a file whose loading ends the process is
+# still named; and it notes which ops were there before, so that somebody else's do not count.
 _ASK = r"""
 import hashlib, importlib, importlib.util, json, os, sys
 def ask(module, namespace, ops):
@@ -50,6 +50,7 @@ def ask(module, namespace, ops):
     there = module in sys.modules  # the package itself may load it: then nothing can be told apart
     known = [op for op in ops if schema(torch, namespace, op) is not None]
     said["before"] = [] if there else sorted(known)
+    tell(dict(said, state="loading", text=""))
     sys.setdlopenflags(os.RTLD_NOW | os.RTLD_LOCAL)
     try:
         importlib.import_module(module)
@@ -75,11 +76,12 @@ def places(torch, op):
     names = getattr(getattr(torch, "_C", None), "_dispatch_get_all_op_names", lambda: [])()
     full = {name.split(".")[0] for name in names}
     return sorted(name for name in full if name.rsplit("::", 1)[-1] == op)
-answer = ask(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
-sys.stdout.flush()
-out = getattr(sys.stdout, "buffer", sys.stdout)
-out.write(MARK + json.dumps(answer).encode() + b"\n")
-out.flush()
+def tell(answer):
+    sys.stdout.flush()
+    out = getattr(sys.stdout, "buffer", sys.stdout)
+    out.write(MARK + json.dumps(answer).encode() + b"\n")
+    out.flush()
+tell(ask(sys.argv[1], sys.argv[2], json.loads(sys.argv[3])))
 os._exit(0)  # what a device runtime does at exit is none of our business
 """
 
@@ -137,7 +139,9 @@ class OpsProbe:
             said |= {"state": "does not answer", "text": str(late)}
         else:
             _, mark, answer = out.rpartition(MARK)
-            said |= json.loads(answer) if mark else _silent(status, err)
+            said |= json.loads(answer.splitlines()[0]) if mark else {"state": "loading"}
+            if said["state"] == "loading":
+                said |= _ended(status, err)
         return judge(extension, said, self._expected(extension, said["origin"]))
 
     def _expected(self, extension: Extension, origin: str) -> str:
@@ -207,11 +211,15 @@ def _plain(schema: str) -> str:
     return "".join(schema.rsplit("::", 1)[-1].split())
 
 
-def _silent(status: int, err: bytes) -> dict[str, Any]:
-    last = err.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
+def _ended(status: int, err: bytes) -> dict[str, Any]:
+    """Say how a child ended that did not come to its answer."""
+    lines = err.decode("utf-8", "replace").strip().splitlines()
+    # Thrown while a library is loaded, an error of torch's may end the process instead.
+    if told := next((line for line in lines if "TORCH_LIBRARY" in line), ""):
+        return {"state": "does not load", "text": told}
     ended = f"signal {-status}" if status < 0 else f"code {status}"
     why = _ENDS.get(status, f"the interpreter ended with {ended}")
-    return {"state": "does not answer", "text": f"{why}: {last[0]}"}
+    return {"state": "does not answer", "text": f"{why}: {(lines or ['no message'])[-1]}"}
 
 
 def _command(python: str, extension: Extension) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .apply import Bytecode
+    from .audit import Audit
     from .judge import Judgement
     from .lock import Lock, Watch
     from .main import Call
@@ -31,11 +32,13 @@ def check(call: Call) -> None:
 
 
 def _judged(call: Call, receipt: Receipt, found: Mapping[str, State]) -> Judgement:
-    from .judge import judge, refuse_checkout, requirements
+    from .judge import judge, refuse_checkout, refuse_strangers, requirements
 
+    replace = call.request.options.get("replace_drift") or ()
+    refuse_strangers(call.plan, replace)
     refuse_checkout(call.tree, call.plan.package)
     call.evidence["requires"] = requirements(call.tree, call.plan.requires)
-    judged = judge(call.tree, call.plan, receipt, call.python(), found)
+    judged = judge(call.tree, call.plan, receipt, call.python(), found, replace=replace)
     _note(call, judged, receipt)
     return judged
 
@@ -49,6 +52,7 @@ def _note(call: Call, judged: Judgement, receipt: Receipt) -> None:
         "give back": list(judged.give_back),
         "compile": list(judged.compile),
         "drop pyc": list(judged.drop_pyc),
+        "replace drift": list(judged.drifted),
     }
     call.evidence["changes"] = {name: paths for name, paths in acts.items() if paths}
 
@@ -181,17 +185,23 @@ def verify(call: Call) -> None:
 
     tree, plan = call.tree, call.plan
     receipt = read_receipt(tree)
+    audit = _start_audit(call)
     python = call.python()
     loading = _start_extensions(call)
-    rows, identity = read_back(
-        tree,
-        plan,
-        receipt,
-        python,
-        call.python_path(),
-        recompile=call.request.recompile,
-        timeout=call.request.timeout,
-    )
+    try:
+        rows, identity = read_back(
+            tree,
+            plan,
+            receipt,
+            python,
+            call.python_path(),
+            recompile=call.request.recompile,
+            timeout=call.request.timeout,
+        )
+    except BaseException:
+        if loading is not None:
+            loading.cancel()
+        raise
     evidence = call.evidence
     evidence["files"] = [row.to_json() for row in rows]
     evidence["tree"] = identity
@@ -200,13 +210,57 @@ def verify(call: Call) -> None:
     bad = [row for row in evidence["files"] if row["state"] != FileState.OK.value]
     for row in bad:
         call.say(f"{row['state']}: {row['path']} {row.get('why', '')}".rstrip())
+    bad += _harmful(call)
     if loading is not None:
         bad += _add_extensions(call, loading)
+    if audit is not None:
+        bad += _add_audit(call, audit)
     if half_done:
         call.say("an interrupted deploy or restore waits to be finished: run deploy again")
     evidence["met"] = _met_verified(receipt, plan, bool(bad), half_done)
     evidence["outcome"] = "differs" if bad or half_done else "verified"
     call.exit = Exit.DIFFERS if bad or half_done else Exit.OK
+
+
+def _harmful(call: Call) -> list[dict[str, Any]]:
+    """Say what lies in wait for imports; return what does harm."""
+    for trap in call.evidence["traps"]:
+        call.say(f"{trap['kind']}: {trap['where']}: {trap['why']} -> {trap['mend']}")
+    return [trap for trap in call.evidence["traps"] if trap["harm"]]
+
+
+def _start_audit(call: Call) -> Audit | None:
+    """Let the whole package be read while the interpreter answers and the plan is read back."""
+    if not call.request.options.get("all"):
+        return None
+    from .audit import Audit
+
+    return Audit(call.tree, call.plan, call.request.base_files, call.request.listing)
+
+
+def _add_audit(call: Call, audit: Audit) -> list[dict[str, Any]]:
+    """Note whose every file is; return those that should not be there, or not like this."""
+    from .audit import lines, summary
+
+    found = summary(audit.finish(), audit.faults)
+    call.evidence["audit"] = found
+    for line in lines(found):
+        call.say(line)
+    return [*found["files"], *({"fault": fault} for fault in found["faults"])]
+
+
+def files(call: Call) -> None:
+    """List the package as it lies there, for a base that nothing else describes."""
+    from .audit import survey
+
+    if read_receipt(call.tree).exists or interrupted(call.tree):
+        raise Refused(
+            "this target is not as its vendor made it",
+            why="an overlay was deployed to it",
+            fix="restore it first, or ask a fresh container of the image",
+        )
+    call.evidence["listing"] = survey(call.tree, call.plan)
+    call.evidence["outcome"] = "answered"
 
 
 def _start_extensions(call: Call) -> OpsProbe | None:

@@ -233,6 +233,7 @@ class _Run:
         warm = self.before.tree == self.laid.tree
         self.warnings += ccache.warnings(ccache_dir(self.request), counted, warm)
         return {
+            "where": self.shop.runner.where,
             "disk": [self.disk.mount, self.disk.type, self.disk.latency_us],
             "ccache": {"before": self.stats, "after": after, "this_build": counted},
             "passes": self.passes,

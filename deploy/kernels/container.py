@@ -52,6 +52,7 @@ class Container:
 
     def __init__(self, container: Any) -> None:
         self._container = container
+        self.where = f"{KIND}{container.attrs['Config']['Image']}"
         self._api = container.client.api
 
     def run(self, argv: tuple[str, ...], *, env: Env, cwd: Path, log: Path, seconds: int) -> int:

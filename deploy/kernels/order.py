@@ -7,6 +7,7 @@ for byte, as those of the commit it was built from: an edited Python file makes 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from deploy.layout import Layout
 from deploy.manifest import Manifest
 from deploy.values import Delta, PathClass
 
-from . import results, tree
+from . import build, record, results, tree
+from .proof import Findings
 from .request import Artefact, BuildRequest, Wanted
+from .runner import Local
 
 
 def out_of(layout: Layout, name: str) -> Path:
@@ -94,7 +97,7 @@ def finished(
     """Return artefacts and evidence of the build that belongs to this commit; nothing without one.
 
     Raises:
-        StaleLock: there is a build, but of other sources, or for another arch.
+        StaleLock: there is a build, but of other sources.
     """
     out = out_of(layout, manifest.name)
     if manifest.kernels is None or not (out / results.DOCUMENT).is_file():
@@ -105,9 +108,23 @@ def finished(
     if evidence.get("sources_digest") != now:
         raise _stale(manifest.name, f"it was built from commit {evidence['commit'][:12]},"
                      f" whose kernel sources are not those of {delta.head[:12]}")  # fmt: skip
-    if evidence["arch"] != manifest.kernels.arch:
-        raise _stale(manifest.name, f"it is for {evidence['arch']}, not {manifest.kernels.arch}")
     return artefacts, evidence
+
+
+def audited(
+    manifest: Manifest, repo: Path, delta: Delta, layout: Layout, evidence: Mapping[str, Any]
+) -> Findings:
+    """Ask the build folder, where it lies on this machine, whether it still stands for the build.
+
+    A folder that is elsewhere, or holds a later build, has nothing to say.
+    """
+    request = request_of(manifest, repo, delta, layout)
+    before = record.read(request.build_dir)
+    there = Path(request.python).exists() and before.complete
+    mine = before.evidence.get("artefacts") == evidence["artefacts"]
+    if evidence["incidental"]["where"] != Local.where or not (there and mine):
+        return Findings()
+    return build.audit(replace(request, head=before.head, changed=tuple(before.changed)))
 
 
 def pinned(artefacts: Iterable[Artefact], evidence: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ The first half is called while a build runs and stops it. `compile_target`, `bin
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -235,12 +236,14 @@ def binary_installed(
     """
     path, staged = artefact["path"], artefact["sha256"]
     faults = []
+    # Python prefers some suffixes to others, so a second file beside ours may be taken.
+    expected = f"{os.path.dirname(found.get('expected', ''))}/{os.path.basename(path)}"
     if promised != staged:
         faults.append(f"{path}: the bundle holds {promised}, the build made {staged}")
     if not found.get("origin"):
         faults.append(f"{path}: no file is found for {artefact['module']}")
-    elif found["origin"] != found["expected"]:
-        faults.append(f"{path}: an import takes {found['origin']} instead of {found['expected']}")
+    elif found["origin"] != expected:
+        faults.append(f"{path}: an import takes {found['origin']} instead of {expected}")
     elif found["sha256"] != staged:
         faults.append(f"{found['origin']}: it holds {found['sha256']}, the build made {staged}")
     if faults:

@@ -19,7 +19,9 @@ Env = Mapping[str, str]
 
 
 class Runner(Protocol):
-    """Runs one command at a time."""
+    """Runs one command at a time. `where` is "local", or names the image."""
+
+    where: str
 
     def run(self, argv: tuple[str, ...], *, env: Env, cwd: Path, log: Path, seconds: int) -> int:
         """Run to the end, appending all output to `log`; return the exit code."""
@@ -30,6 +32,8 @@ class Runner(Protocol):
 
 class Local:
     """Runs commands here, each in a session of its own so that ^C ends its children too."""
+
+    where = "local"
 
     def run(self, argv: tuple[str, ...], *, env: Env, cwd: Path, log: Path, seconds: int) -> int:
         with log.open("ab") as out:

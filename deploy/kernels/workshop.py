@@ -66,12 +66,13 @@ class Workshop:
         configuration = {p: list(r) for p, r in listing.items() if record.configured_by(p)}
         stable = {k: v for k, v in toolchain.recorded(self.env).items() if k[:7] != "CCACHE_"}
         return {
+            # The first that differs is told, so what explains the others comes first.
+            "source": str(self.request.source),
+            "binary": str(self.request.binary),
             "arch": self.request.arch,
             "preset": digest(dict(self.preset.document)),
             "toolchain": self.chain.digest,
             "environment": digest(stable),
-            "source": str(self.request.source),
-            "binary": str(self.request.binary),
             "targets": self.targets,
             # Values that a first configure run cached outlive an edit of what set them.
             "configuration": digest(configuration),

@@ -3,104 +3,25 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from deploy import flow, gates
+from deploy import flow
 from deploy.agent.words import Verb
 from deploy.carriers import Request
 from deploy.errors import StaleLock
 from deploy.gates import Verdict
-from deploy.layout import Layout
 from tests.kernels.conftest import Built
-from tests.kernels.mini_room import ARCH, EXTENSION, TOP, Checkout, Tools
+from tests.kernels.mini_room import ARCH, EXTENSION, Checkout, Tools
+from tests.kernels.mini_story import Story
 
 pytestmark = [pytest.mark.hip, pytest.mark.slow, pytest.mark.timeout(600)]
-
-SITE = "/usr/lib/python3/dist-packages"
-MANIFEST = """\
-schema: 1
-name: mini
-base:
-  python: {python}
-  site: {site}
-  requires: {{vllm: "0.18.1"}}
-  env_script: {env_script}
-source: {{git: {repo}, base: {base}, head: {head}, package: vllm}}
-overlay: {{include: ["vllm/**"]}}
-kernels:
-  preset: rocm-release
-  arch: {arch}
-  build_dir: {room}/builds
-  jobs: 2
-  ccache: {{dir: {ccache}}}
-  extensions:
-    _rocm_C:
-      ops:
-        LLMM1: "{schema}"
-        paged_decay: ""
-"""
-
-
-class Story:
-    """A layout of its own with one manifest, and a target that holds the base."""
-
-    def __init__(self, tools: Tools, built: Built, checkout: Checkout, room: Path) -> None:
-        self.layout = Layout(room / "top")
-        self.room, self.tools, self.built, self.checkout = room, tools, built, checkout
-        shutil.copytree(TOP / "kernels", self.layout.top / "kernels")
-        (self.layout.top / "manifests").mkdir()
-        self.root = room / "root"
-        shutil.copytree(checkout.folder / "vllm", self.site / "vllm")
-        info = self.site / "vllm-0.18.1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.18.1\n")
-        # The interpreter and env_script are named by the same path for build and target.
-        for path in (tools.python, tools.env_script):
-            place = self.root / str(path).lstrip("/")
-            place.parent.mkdir(parents=True, exist_ok=True)
-        (self.root / str(tools.env_script).lstrip("/")).write_text(f'. "{tools.env_script}"\n')
-        launcher = self.root / str(tools.python).lstrip("/")
-        launcher.write_text(
-            f'#!/bin/sh\nPYTHONPATH="{self.site}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
-            f'export PYTHONPATH\nexec "{tools.python}" "$@"\n'
-        )
-        launcher.chmod(0o755)
-
-    @property
-    def site(self) -> Path:
-        return self.root / SITE.strip("/")
-
-    @property
-    def target(self) -> str:
-        return f"local:{self.root}"
-
-    def write(self, head: str) -> None:
-        text = MANIFEST.format(
-            python=self.tools.python,
-            env_script=self.tools.env_script,
-            site=SITE,
-            repo=self.checkout.folder,
-            base=self.checkout.base,
-            head=head,
-            arch=ARCH,
-            room=self.room,
-            ccache=self.built.ccache,
-            schema=EXTENSION.ops["LLMM1"],
-        )
-        self.layout.manifest("mini").write_text(text)
-
-    def verdicts(self, verb: Verb = Verb.VERIFY) -> dict[int, gates.Gate]:
-        visits = flow.run("mini", self.target, Request(verb=verb), self.layout)
-        assert visits[0].error is None, visits[0].error
-        return {gate.number: gate for gate in visits[0].gates}
 
 
 @pytest.fixture
 def story(tools: Tools, built: Built, checkout: Checkout, room: Path) -> Story:
-    return Story(tools, built, checkout, room)
+    return Story(tools, built.ccache, checkout, room)
 
 
 def test_an_edited_kernel_is_built_pinned_deployed_and_proved_by_four_gates(story: Story) -> None:

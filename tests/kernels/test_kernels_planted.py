@@ -1,0 +1,23 @@
+"""Each of the ten planted stale states is found by the gate that should find it, and by no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.conftest import Built
+from tests.kernels.mini_room import Tools
+from tests.kernels.planted import PLANTED, World, rows
+
+pytestmark = [pytest.mark.hip, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_ten_planted_states_are_found_and_a_clean_one_is_not(
+    tools: Tools, built: Built, room: Path
+) -> None:
+    table = list(rows(World(tools, room, built.ccache)))
+
+    assert len(PLANTED) == 10
+    assert [row for row in table if not row.right] == []
+    assert [row.state for row in table[1:]] == [p.__name__.replace("_", " ") for p, _ in PLANTED]
