@@ -43,6 +43,7 @@ class TreeReader:
         self.root = os.path.realpath(root)
         self.site = site
         self._open: dict[Parts, int] = {}
+        self._known: dict[str, Parts] = {}  # folder of the site -> where it was found to be
         try:
             self._root = os.open(self.root, _FOLDER)
         except OSError as err:
@@ -148,7 +149,10 @@ class TreeReader:
 
         Raises OSError when it is no folder.
         """
-        return self._fd(self.resolve(path))
+        parts = self._known.get(path)
+        if parts is None:
+            parts = self._known[path] = self.resolve(path)
+        return self._fd(parts)
 
     def stat(self, path: str) -> os.stat_result | None:
         """Return what lstat says of `path`, or None where nothing is."""
@@ -330,6 +334,7 @@ class TreeWriter(TreeReader):
             return False
         if (fd := self._open.pop(parts, None)) is not None:
             os.close(fd)
+        self._known.clear()
         return True
 
 
