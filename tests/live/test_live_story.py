@@ -279,7 +279,7 @@ def test_an_extension_of_another_build_is_found_though_the_package_imports(world
         path.write_bytes(right)
 
     assert "imported" in imported.stdout, imported.stderr
-    assert state == "does not load"
+    assert state == "undefined symbol"
 
 
 def ops_state(world: World) -> str:
