@@ -182,11 +182,15 @@ class _Call:
         with zipfile.ZipFile(self._bundle.path) as archive:
             size = sum(self._size(archive, sha) for sha in wanted)
             self._tell(f"sending {len(wanted)} contents, {size:,} bytes")
-            packer = wire.Packer()
+            packer, ready = wire.Packer(), bytearray()
             for sha in wanted:
                 with self._open(archive, sha) as content:
                     for frame in packer.frames(content):
-                        stream.send(frame)
+                        ready += frame
+                        if len(ready) >= wire.SENT_ALONE:
+                            stream.send(ready)
+                            ready = bytearray()
+            stream.send(ready)
 
     def _size(self, archive: zipfile.ZipFile, sha: str) -> int:
         if sha == self._bundle.sha256:

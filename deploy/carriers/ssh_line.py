@@ -87,7 +87,7 @@ class Stream:
         self._channel, self._watch = channel, watch
         self._noise = b""
 
-    def send(self, data: bytes | memoryview) -> None:
+    def send(self, data: bytes | bytearray) -> None:
         """Send all of `data`, in slices (one huge send starves the other lines of this process).
 
         Raises OSError when the far side is gone.
@@ -117,7 +117,7 @@ class Stream:
     @property
     def said(self) -> str:
         """The last words of the command's stderr, made printable."""
-        return shown_safely(self._noise.decode("utf-8", "replace").strip())
+        return shown_safely(self._noise[-400:].decode("utf-8", "replace").strip())
 
     def close(self) -> None:
         self._channel.close()

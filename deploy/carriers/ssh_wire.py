@@ -22,6 +22,7 @@ PYTHONS = ("python3", "python3.13", "python3.12", "python3.11", "python3.10")
 _NOISE = 1 << 20
 _FRAME = 64 << 20
 _PIECE = 1 << 18
+SENT_ALONE = 1 << 16  # bytes; smaller frames wait for the next ones
 _PACKED = 1 << 31  # the flag of a packed frame, in its length
 
 # The loader's syntax is that of Python 2.7 too, and it ends with 93 before it reads anything on a
@@ -121,10 +122,13 @@ sys.meta_path.insert(0, Memory)
 sha = job["codes"].get(sys.implementation.cache_tag + job["agent"], "")
 found = stored(sha) if sha else b""
 codes = marshal.loads(found) if found and right(sha, found) else {}
-# All at once, before the process that verifies is forked off, so that nothing is compiled twice.
+# All at once, before the process that verifies is forked off, so that nothing is compiled twice. A
+# module that cannot be loaded shows when it is used.
 for name in sorted(sources):
-    if name != "__init__":
+    try:
         import_module("agent." + name)
+    except ImportError:
+        pass
 sys.exit(sys.modules["agent.stream"].serve(job, parts, codes))
 """
 
@@ -235,8 +239,9 @@ class Packer:
                 body, flag = piece, 0
             began = self._clock()
             yield struct.pack(">I", flag | len(body)) + body
-            took = (self._clock() - began) / len(body)
-            self._line = took if not self._line else 0.7 * self._line + 0.3 * took
+            if len(body) >= SENT_ALONE:
+                took = (self._clock() - began) / len(body)
+                self._line = took if not self._line else 0.7 * self._line + 0.3 * took
         yield struct.pack(">I", 0)
 
     def _pays(self, left: float) -> bool:

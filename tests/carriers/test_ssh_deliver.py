@@ -446,13 +446,13 @@ def test_a_deploy_is_one_exec_and_contents_cost_one_round_trip_more(remote: Remo
 
     def turns(*, of: str = "deploy") -> int:
         """How often the line's direction turned during one call."""
-        with Relay(remote.sshd.port, delay=0.06) as relay:
+        with Relay(remote.sshd.port, delay=0.15) as relay:
             remote.port = relay.port
             if of == "login":
                 carrier = remote.carrier()
-                connect("a", config=carrier.config, pins=carrier.pins).close()
-            else:
-                assert remote.deploy(bundle)[-1].exit == Exit.OK
+                with connect("a", config=carrier.config, pins=carrier.pins):
+                    return relay.turns
+            assert remote.deploy(bundle)[-1].exit == Exit.OK
             return relay.turns  # the farewell is still on its way, and nobody waits for it
 
     login = turns(of="login")
