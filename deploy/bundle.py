@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from deploy.agent.plan import Plan
-from deploy.agent.words import canonical
+from deploy.agent.words import LISTING, canonical
 from deploy.errors import StaleLock
 
 AGENT = Path(__file__).resolve().parent / "agent"
@@ -52,11 +52,13 @@ class Sink:
         return self._target.write(piece)
 
 
-def pack(plan: Plan, inputs: Mapping[str, Any], fill: Fill, out: Path) -> Bundle:
+def pack(
+    plan: Plan, inputs: Mapping[str, Any], fill: Fill, out: Path, *, listing: str = ""
+) -> Bundle:
     """Write ``out/NAME-<12 hex>.pyz`` and return it; the same arguments give the same bytes.
 
     `fill` is asked once for the contents of all that `plan.blobs()` names; they are streamed and
-    re-hashed on the way.
+    re-hashed on the way. `listing` says what the base holds, where a target cannot know.
 
     Raises:
         StaleLock: a blob's bytes are not those of its name.
@@ -65,7 +67,7 @@ def pack(plan: Plan, inputs: Mapping[str, Any], fill: Fill, out: Path) -> Bundle
     beside = out / f".{plan.name}.{os.getpid()}.pyz"
     try:
         with zipfile.ZipFile(beside, "w", zipfile.ZIP_STORED, strict_timestamps=True) as archive:
-            for name, text in _members(plan, inputs):
+            for name, text in _members(plan, inputs, listing):
                 archive.writestr(_info(name), text)
             fill(_sinks(archive, plan.blobs()))
         sha256 = file_sha256(beside)
@@ -115,12 +117,24 @@ def file_sha256(path: Path) -> str:
     return found.hexdigest()
 
 
-def _members(plan: Plan, inputs: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+def listing_of(bundle: Bundle) -> str:
+    """Return what the base holds, as the bundle carries it; "" where it carries none."""
+    with zipfile.ZipFile(bundle.path) as archive:
+        if LISTING not in archive.namelist():
+            return ""
+        return archive.read(LISTING).decode("utf-8", "surrogateescape")
+
+
+def _members(
+    plan: Plan, inputs: Mapping[str, Any], listing: str
+) -> Iterator[tuple[str, bytes]]:
     for name, text in _agent_sources():
         if name == "__main__.py":
             yield "__main__.py", text
         else:
             yield f"agent/{name}", text
+    if listing:
+        yield LISTING, listing.encode("utf-8", "surrogateescape")
     yield "inputs.json", canonical(inputs)
     yield "plan.json", canonical(plan.to_json())
 
@@ -169,7 +183,7 @@ def _check_members(names: list[str], archive: zipfile.ZipFile) -> None:
     for info in archive.infolist():
         if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
             raise ValueError(f"{info.filename!r} is compressed; a bundle is stored")
-        known = info.filename in ("__main__.py", "plan.json", "inputs.json")
+        known = info.filename in ("__main__.py", "plan.json", "inputs.json", LISTING)
         if not known and not info.filename.startswith(("agent/", "blobs/")):
             raise ValueError(f"{info.filename!r} does not belong into a bundle")
 
@@ -191,4 +205,4 @@ def drop_older(out: Path, keep: Bundle) -> None:
             path.unlink()
 
 
-__all__ = ["Bundle", "agent_digest", "drop_older", "file_sha256", "pack", "read"]
+__all__ = ["Bundle", "agent_digest", "drop_older", "file_sha256", "listing_of", "pack", "read"]

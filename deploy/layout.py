@@ -18,6 +18,10 @@ class Layout:
     def lock(self, name: str) -> Path:
         return self.top / "manifests" / f"{name}.lock.yaml"
 
+    def files(self, name: str) -> Path:
+        """What a vendor's image holds, where somebody listed it."""
+        return self.top / "manifests" / f"{name}.files"
+
     def series(self, name: str) -> Path:
         return self.top / "overlay" / name
 

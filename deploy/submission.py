@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deploy import listing, series, source, wheel
 from deploy import manifest as manifests
-from deploy import series, source, wheel
 from deploy.agent.plan import Extension, Plan, PlannedFile, State
 from deploy.errors import BadValues
 from deploy.kernels import order
@@ -37,6 +37,7 @@ class Submission:
     plan: Plan
     inputs: Mapping[str, Any]
     wheel: wheel.Wheel | None = None
+    base: listing.Base = field(default_factory=listing.Base)
     artefacts: tuple[Artefact, ...] = ()
     built: Mapping[str, Any] = field(default_factory=dict)  # kernels/1, of the build they are from
 
@@ -66,14 +67,16 @@ def resolve(manifest: Manifest, layout: Layout, *, worktree: bool = False) -> Su
     repo, delta, pinned = changes(manifest, layout, worktree=worktree)
     artefacts, built = order.finished(manifest, repo, delta, layout)
     plan = _plan(manifest, delta, tuple(_planned(manifest, one) for one in artefacts))
+    base = _base(manifest, layout, repo, delta, pinned)
     return Submission(
         manifest=manifest,
         layout=layout,
         repo=repo,
         delta=delta,
         plan=plan,
-        inputs=_inputs(manifest, delta) | _kernels(order.pinned(artefacts, built)),
+        inputs=_inputs(manifest, delta, base) | _kernels(order.pinned(artefacts, built)),
         wheel=pinned,
+        base=base,
         artefacts=artefacts,
         built=built,
     )
@@ -183,7 +186,19 @@ def _kernels(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"kernels": found} if found else {}
 
 
-def _inputs(manifest: Manifest, delta: Delta) -> dict[str, Any]:
+def _base(
+    manifest: Manifest, layout: Layout, repo: Path, delta: Delta, pinned: wheel.Wheel | None
+) -> listing.Base:
+    """What the base holds, file by file; a vendor's own listing wins where there is one."""
+    if pinned is not None:
+        found = listing.of_wheel(pinned)
+    else:
+        found = listing.of_tree(repo, delta.base, manifest.source.package, layout.cache)
+    files = layout.files(manifest.name)
+    return listing.with_vendor(found, files, pinned) if files.exists() else found
+
+
+def _inputs(manifest: Manifest, delta: Delta, base: listing.Base) -> dict[str, Any]:
     """What a lock pins and a bundle carries: no path of this machine, no clock but the commit's."""
     return {
         "schema": SCHEMA,
@@ -192,6 +207,7 @@ def _inputs(manifest: Manifest, delta: Delta) -> dict[str, Any]:
         "head": delta.head,
         "head_time": delta.head_time,
         "files": [_row(change) for change in delta.changes],
+        "base_files": dict(base.pin),
     }
 
 

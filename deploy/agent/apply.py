@@ -223,10 +223,14 @@ def _already_there(
 
 def _remember(new: Receipt, tree: TreeWriter, path: str, judged: Judgement, step: Step) -> None:
     """Note the way back, once: the first original stays the restore point."""
-    if path in new.originals:
+    drifted = path in judged.drifted
+    if path in new.originals and not drifted:
         return
     state = judged.found.get(path, ABSENT) if path in judged.found else tree.state(path)
     new.originals[path] = {"kept": step.was, "state": state.to_json()}
+    if drifted:
+        # Replaced by name only: whoever named it gets these very bytes back.
+        new.originals[path]["drifted"] = True
 
 
 def _drop_pyc(draft: Draft, new: Receipt, path: str, module: str) -> None:

@@ -7,7 +7,7 @@ file that is neither assumed nor promised refuses the whole plan before a byte m
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .plan import ABSENT, Plan, PlannedFile, State
@@ -44,6 +44,7 @@ class Judgement(NamedTuple):
     compile: tuple[str, ...]  # modules whose pyc must be made anew
     drop_pyc: tuple[str, ...]  # bytecode to be removed
     conflicts: tuple[Conflict, ...]
+    drifted: tuple[str, ...] = ()  # those of `put` and `drop` that only the caller's word allows
 
     @property
     def nothing(self) -> bool:
@@ -66,16 +67,19 @@ def judge(
     receipt: Receipt,
     python: Mapping[str, str],
     found: Mapping[str, State] | None = None,
+    *,
+    replace: Collection[str] = (),
 ) -> Judgement:
     """Return what has to change. `plan` None asks for the way back to the originals.
 
     `python` is the service's interpreter: {"tag", "version", "magic"}; a restore needs none.
-    `found` is what `look` has seen already.
+    `found` is what `look` has seen already; `replace` names files that may be replaced although
+    they are neither what the plan assumes nor what it promises.
     """
     files = plan.files if plan else ()
     leaving = _leaving(plan, receipt)
     found = look(tree, plan, receipt) if found is None else found
-    put, drop, conflicts = _planned_work(files, found, receipt)
+    put, drop, conflicts = _planned_work(files, found, receipt, replace)
     give_back, drop_too, conflicts_too = _leaving_work(leaving, found, receipt)
     written = {entry.path for entry in put}
     make, gone = _bytecode_work(tree, files, written=written, receipt=receipt, python=python)
@@ -89,6 +93,7 @@ def judge(
         tuple(sorted(make)),
         tuple(sorted(gone)),
         tuple(sorted(conflicts + conflicts_too, key=lambda conflict: conflict.path)),
+        _drifted(files, found, receipt, replace),
     )
 
 
@@ -100,15 +105,40 @@ def _modules_left(plan: Plan | None, receipt: Receipt) -> set[str]:
     return (written | compiled) - _paths(plan)
 
 
+def _drifted(
+    files: Iterable[PlannedFile],
+    found: Mapping[str, State],
+    receipt: Receipt,
+    replace: Collection[str],
+) -> tuple[str, ...]:
+    """Return the named files that nothing but their name allows to replace."""
+    named = [entry for entry in files if entry.path in replace]
+    return tuple(e.path for e in named if not _allowed(e, found[e.path], receipt))
+
+
+def refuse_strangers(plan: Plan, replace: Iterable[str]) -> None:
+    """Raise Refused for a name that is no file of the plan: a slip of the pen."""
+    if strange := sorted(set(replace) - _paths(plan)):
+        raise Refused(
+            "--replace-drift names what this plan does not write",
+            why=", ".join(map(printable, strange)),
+            fix="name files as the refusal lists them, relative to the site",
+        )
+
+
 def _planned_work(
-    files: Iterable[PlannedFile], found: Mapping[str, State], receipt: Receipt
+    files: Iterable[PlannedFile],
+    found: Mapping[str, State],
+    receipt: Receipt,
+    replace: Collection[str],
 ) -> tuple[list[PlannedFile], list[str], list[Conflict]]:
     put, drop, conflicts = [], [], []
     for entry in files:
         state = found[entry.path]
         if _is(state, entry.want):
             continue
-        if not _allowed(entry, state, receipt):
+        named = entry.path in replace and state.type in ("file", "link", "absent")
+        if not (named or _allowed(entry, state, receipt)):
             conflicts.append(Conflict(entry.path, entry.assume, entry.want, state))
         elif entry.want.absent:
             drop.append(entry.path)
@@ -151,6 +181,8 @@ def _allowed(entry: PlannedFile, state: State, receipt: Receipt) -> bool:
     ours, original = receipt.put(entry.path), receipt.original(entry.path)
     if ours is None or original is None or not state.same_content(ours):
         return False
+    if receipt.originals[entry.path].get("drifted"):
+        return True
     return any(original.same_content(other) for other in expected)
 
 
@@ -198,7 +230,8 @@ def refuse_conflicts(conflicts: Iterable[Conflict]) -> None:
     raise Refused(
         f"{len(listed)} file(s) are neither what the plan assumes nor what it promises",
         why=f"somebody else changed them, or the target has another base:{lines}",
-        fix="look at these files; accept a vendor's by name in the manifest, or restore the others",
+        fix="look at these files; accept a vendor's by name in the manifest, restore the others, or"
+        " --replace-drift FILE (its bytes are kept, and a restore gives them back)",
     )
 
 

@@ -16,9 +16,9 @@ from typing import IO, Any
 
 from .blobs import Blobs, ZipBlobs
 from .plan import Plan
-from .probe import Probe, origins
+from .probe import Probe
 from .tree import TreeReader, TreeWriter
-from .words import BundleError, Damaged, Exit, Refused, Unfit, Verb, digest, printable
+from .words import LISTING, BundleError, Damaged, Exit, Refused, Unfit, Verb, digest, printable
 
 SCHEMA = "evidence/1"
 _OUTCOMES = {
@@ -40,6 +40,7 @@ _VERBS = {
     Verb.VERIFY: ("verbs", "verify"),
     Verb.RESTORE: ("verbs", "restore"),
     Verb.STATUS: ("verbs", "status"),
+    Verb.FILES: ("verbs", "files"),
     Verb.SERVICE: ("serve", "look"),
     Verb.START: ("serve", "start"),
     Verb.RECORD: ("serve", "note"),
@@ -58,7 +59,8 @@ class Request:
     the plan for this host: site, python, env_script, launch_dir; env (added to the service's
     environment); wait (seconds), operator, force_running, recompile, timeout (seconds a child),
     line (descriptor whose end aborts before the commit point), agent (sha256 of these sources),
-    options (settings of single verbs), manifest (its meaning, from the bundle's inputs).
+    options (settings of single verbs), manifest (its meaning, from the bundle's inputs), base_files
+    (what the lock pins of the base's listing) and listing (its text, where the target has none).
     """
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
@@ -70,7 +72,7 @@ class Request:
         self.python = self._place(raw, "python")
         self.env_script = self._place(raw, "env_script")
         self.launch_dir = self._place(raw, "launch_dir")
-        self.env = {str(k): str(v) for k, v in raw.get("env", {}).items()}
+        self.env = {str(k): str(v) for k, v in (raw.get("env") or {}).items()}
         self.wait = float(raw.get("wait", 0))
         self.operator = str(raw.get("operator", ""))
         self.force_running = bool(raw.get("force_running"))
@@ -79,6 +81,8 @@ class Request:
         self.line: int | None = raw.get("line")
         self.options: dict[str, Any] = dict(raw.get("options") or {})
         self.manifest: dict[str, Any] = dict(raw.get("manifest") or {})
+        self.base_files: dict[str, Any] = dict(raw.get("base_files") or {})
+        self.listing = str(raw.get("listing") or "")
 
     def _place(self, raw: Mapping[str, Any], key: str) -> str:
         return str(raw.get(key) or (getattr(self.plan, key) if self.plan else "") or "")
@@ -141,6 +145,18 @@ class Call:
             launch_dir=request.launch_dir,
             env=request.env,
         )
+        # Its answers are judged by this; loading it now costs nothing while the child starts.
+        import_module(".imports", __package__)
+
+    def _note_imports(self, first: dict[str, Any], answers: dict[str, Any]) -> None:
+        from .imports import Setting, origins, traps
+
+        request = self.request
+        dist = str(request.base_files.get("record", "")).partition(".dist-info/")[0]
+        setting = Setting(os.environ, request.env, request.env_script, dist.rpartition("-")[0])
+        asked = (self.tree, self.plan.package, first, answers, setting)
+        self.evidence["origin"] = origins(*asked)
+        self.evidence["traps"] = traps(*asked)
 
     def python(self) -> dict[str, str]:
         """Return what the service's interpreter is, and note origin and interpreter as evidence."""
@@ -155,7 +171,7 @@ class Call:
                 why=f"{self.request.python} is Python {info['version']}",
                 fix="Python 3.10 or newer is needed; see base.python in the manifest",
             )
-        self.evidence["origin"] = origins(self.tree, self.plan.package, first, answers)
+        self._note_imports(first, answers)
         self.evidence["python"] = {
             **info,
             "path": self.request.python,
@@ -274,7 +290,7 @@ def _agent_digest(bundle: ZipBlobs) -> str:
 
 
 USAGE = """\
-usage: python3 BUNDLE check|deploy|verify|restore|facts|status [options]
+usage: python3 BUNDLE check|deploy|verify|restore|facts|status|files [options]
        python3 BUNDLE service|start|stop|record|markers|doctor [options]
 
   --root DIR         the target's file system (default: /)
@@ -287,6 +303,8 @@ usage: python3 BUNDLE check|deploy|verify|restore|facts|status [options]
   --force-running    change files although a process runs from them
   --recompile        verify by compiling everything afresh
   --timeout SECONDS  for every child process (default: 120)
+  --all              (verify) audit the whole package: ours, base, vendor or foreign
+  --replace-drift FILE  (deploy) replace this file although somebody changed it; may be repeated
 
   --expect clean     (service) anything left of a server is a fault; or running
   --full             (service) hash the model's shards too
@@ -330,11 +348,21 @@ def main(argv: list[str] | None = None) -> int:
             inputs = _document(blobs, "inputs.json")
             request["inputs"] = digest(inputs)
             request["manifest"] = inputs.get("manifest")
+            request["base_files"] = inputs.get("base_files")
+            request["env"] = launch_env(inputs)
+        if request["options"].get("all") and LISTING in blobs.names():
+            request["listing"] = b"".join(blobs.entry(LISTING)).decode("utf-8", "surrogateescape")
         request["agent"] = _agent_digest(blobs)
     except BundleError as error:
         print(error, file=sys.stderr)
         return int(error.exit)
     return run(request, blobs, sys.stdout, sys.stderr)
+
+
+def launch_env(inputs: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the manifest adds to the service's environment."""
+    launch = (inputs.get("manifest") or {}).get("launch") or {}
+    return {name: str(entry["value"]) for name, entry in (launch.get("env") or {}).items()}
 
 
 def _document(bundle: ZipBlobs, name: str) -> dict[str, Any]:
@@ -365,19 +393,27 @@ def _parse(argv: list[str]) -> dict[str, Any]:
         if flag in _FLAGS and not equals:
             request[key] = True
             continue
-        if flag in ("--full", "--kill") and not equals:
+        if flag in ("--full", "--kill", "--all") and not equals:
             options[key] = True
             continue
-        if flag not in {*_TEXTS, *_NUMBERS, *_OPTIONS, "--options"}:
+        if flag not in {*_TEXTS, *_NUMBERS, *_OPTIONS, "--options", "--replace-drift"}:
             raise ValueError(f"unknown option {flag!r}")
         if not equals:
             if not rest:
                 raise ValueError(f"{flag} needs a value")
             value = rest.pop(0)
-        if flag == "--options":
-            options.update(json.loads(value))
-        elif flag in _OPTIONS:
-            options[key] = _OPTIONS[flag](value)
+        if flag in {*_OPTIONS, "--options", "--replace-drift"}:
+            _set_option(options, flag, value)
         else:
             request[key] = float(value) if flag in _NUMBERS else value
     return {**request, "options": options}
+
+
+def _set_option(options: dict[str, Any], flag: str, value: str) -> None:
+    key = flag[2:].replace("-", "_")
+    if flag == "--options":
+        options.update(json.loads(value))
+    elif flag == "--replace-drift":
+        options.setdefault(key, []).append(value)
+    else:
+        options[key] = _OPTIONS[flag](value)

@@ -50,7 +50,9 @@ answers["empty"] = answer(package)
 python = {
     "version": "%d.%d.%d" % sys.version_info[:3], "executable": sys.executable,
     "tag": sys.implementation.cache_tag, "magic": importlib.util.MAGIC_NUMBER.hex(),
-    "finders": [name(finder) for finder in sys.meta_path],
+    "finders": [[name(finder), getattr(finder, "__module__", "")] for finder in sys.meta_path],
+    "customize": {n: getattr(sys.modules[n], "__file__", None) or ""
+                  for n in ("sitecustomize", "usercustomize") if n in sys.modules},
     "user_site": getattr(site, "USER_SITE", None) if getattr(site, "ENABLE_USER_SITE", 0) else None,
     "pythonpath": os.environ.get("PYTHONPATH", ""),
     "pycache_prefix": sys.pycache_prefix, "writes_bytecode": not sys.dont_write_bytecode,
@@ -152,79 +154,10 @@ def _fresh_folder() -> str:
     )
 
 
-def origins(
-    tree: TreeReader, package: str, python: Mapping[str, Any], answers: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Judge the answers: place -> {"state": "ok" or "shadowed", "file", "why"}."""
-    wanted = tree.visible(f"{package}/__init__.py")
-    return {
-        name: _verdict(tree, package, wanted, {**python, **said}) for name, said in answers.items()
-    }
-
-
-def _verdict(
-    tree: TreeReader, package: str, wanted: str, said: Mapping[str, Any]
-) -> dict[str, Any]:
-    if missing := said.get("missing"):
-        why = f"the launch folder {missing} is not there, so it was not asked"
-        return {"state": "not probed", "file": None, "why": why}
-    found = said["spec"].get("origin")
-    if found and _same_file(found, wanted):
-        return {"state": "ok", "file": found, "why": ""}
-    return {"state": "shadowed", "file": found, "why": _reason(tree, package, said)}
-
-
-def _reason(tree: TreeReader, package: str, said: Mapping[str, Any]) -> str:
-    spec = said["spec"]
-    if "error" in spec:
-        return f"{package} cannot be found: {spec['error']}"
-    places = spec.get("places") or []
-    if spec.get("origin") is None:
-        return f"{package} is a namespace package without __init__.py: {', '.join(places)}"
-    entry = os.path.dirname(os.path.dirname(spec["origin"]))
-    if entry not in map(os.path.realpath, said["path"]) and entry not in said["path"]:
-        if (entry or "/") == said["cwd"]:
-            return f"the current folder {entry} holds a {package}/ and comes first"
-        finder = next((f for f in said["finders"] if "editable" in f.lower()), "")
-        return (
-            f"a finder of an editable install gives {spec['origin']} ({finder or spec['loader']})"
-        )
-    return _entry_reason(tree, entry, said)
-
-
-def _entry_reason(tree: TreeReader, entry: str, said: Mapping[str, Any]) -> str:
-    pythonpath = [p for p in said["pythonpath"].split(":") if p]
-    if entry == said["cwd"]:
-        return f"the current folder {entry} comes first on sys.path"
-    if entry in pythonpath:
-        return f"PYTHONPATH puts {entry} first"
-    if entry == said["user_site"]:
-        return f"the user site {entry} comes first"
-    for folder in said["path"]:
-        if pth := _pth_that_adds(folder, entry):
-            return f"{pth} puts {entry} on sys.path"
-    return f"sys.path has {entry} before {tree.visible('')}"
-
-
-def _pth_that_adds(folder: str, entry: str) -> str:
-    try:
-        names = sorted(n for n in os.listdir(folder) if n.endswith(".pth"))
-    except OSError:
-        return ""
-    for name in names:
-        path = os.path.join(folder, name)
-        try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                lines = [line.strip() for line in file]
-        except OSError:
-            continue
-        if any(os.path.join(folder, line) == entry or entry in line for line in lines if line):
-            return path
-    return ""
-
-
 def _same_file(one: str, other: str) -> bool:
     try:
         return os.path.samefile(one, other)
     except OSError:
         return False
+
+

@@ -11,6 +11,9 @@ import json
 from enum import Enum, IntEnum
 from typing import Any
 
+# The bundle's member that says what the base holds, file by file.
+LISTING = "base.files"
+
 
 class Exit(IntEnum):
     """What a call ended with; the same numbers for a task and for the bundle run by hand."""
@@ -37,6 +40,7 @@ class Verb(str, Enum):
     VERIFY = "verify"
     RESTORE = "restore"
     STATUS = "status"
+    FILES = "files"
     SERVICE = "service"
     START = "start"
     RECORD = "record"
