@@ -125,9 +125,7 @@ def listing_of(bundle: Bundle) -> str:
         return archive.read(LISTING).decode("utf-8", "surrogateescape")
 
 
-def _members(
-    plan: Plan, inputs: Mapping[str, Any], listing: str
-) -> Iterator[tuple[str, bytes]]:
+def _members(plan: Plan, inputs: Mapping[str, Any], listing: str) -> Iterator[tuple[str, bytes]]:
     for name, text in _agent_sources():
         if name == "__main__.py":
             yield "__main__.py", text

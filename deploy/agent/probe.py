@@ -159,5 +159,3 @@ def _same_file(one: str, other: str) -> bool:
         return os.path.samefile(one, other)
     except OSError:
         return False
-
-
