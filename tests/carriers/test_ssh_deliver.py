@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy.agent.words import Exit, Verb
 from deploy.carriers import Request
-from deploy.carriers.ssh_line import connect
+from deploy.carriers.ssh_line import Line, Stream
 from deploy.errors import UnfitTarget, Unreachable
 from tests.agent.target import BASE_FILES, difference
 from tests.carriers.relay import Relay
@@ -441,21 +442,28 @@ def test_a_second_operator_is_told_who_is_at_work_and_can_wait(remote: Remote) -
 
 
 @pytest.mark.slow
-def test_a_deploy_is_one_exec_and_contents_cost_one_round_trip_more(remote: Remote) -> None:
+def test_after_login_one_exec_does_it_and_contents_cost_one_round_trip_more(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = remote.bundle()
+    logged_in = []
 
-    def turns(*, of: str = "deploy") -> int:
-        """How often the line's direction turned during one call."""
+    def turns() -> int:
+        """How often the line's direction turned in one deploy, the login left out."""
         with Relay(remote.sshd.port, delay=0.15) as relay:
             remote.port = relay.port
-            if of == "login":
-                carrier = remote.carrier()
-                with connect("a", config=carrier.config, pins=carrier.pins):
-                    return relay.turns
-            assert remote.deploy(bundle)[-1].exit == Exit.OK
-            return relay.turns  # the farewell is still on its way, and nobody waits for it
+            start = Line.start
 
-    login = turns(of="login")
+            def noting(self: Line, *command: Any) -> Stream:
+                logged_in.append(relay.turns)
+                return start(self, *command)
+
+            monkeypatch.setattr(Line, "start", noting)
+            assert remote.deploy(bundle)[-1].exit == Exit.OK
+            monkeypatch.undo()
+            # The farewell is still on its way, and nobody waits for it.
+            return relay.turns - logged_in[-1]
+
     first = turns()
     again = turns()
     shutil.rmtree(remote.target.root)
@@ -464,9 +472,9 @@ def test_a_deploy_is_one_exec_and_contents_cost_one_round_trip_more(remote: Remo
     shutil.rmtree(remote.state)
     lost = turns()
 
-    # Opening a channel, and one exec that brings everything and is answered.
-    assert again == rebuilt == login + 2
+    # A channel is opened, then one exec brings everything and is answered.
+    assert again == rebuilt == 2
     # A program that is too long for the command waits for the server to take it; then contents.
-    assert first == again + 2
+    assert first == 4
     # The parts of the job are asked for.
-    assert lost == again + 1
+    assert lost == 3
