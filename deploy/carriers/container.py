@@ -22,6 +22,9 @@ _SLICE = 1 << 18
 # Finds the children of one call again: an engine forgets a child whose caller went away.
 _TOKEN = "DCU_BUNDLE_CALL"  # noqa: S105 - a name, no secret
 
+# What the loader says before the bundle is sent.
+_READY = "dcu-bundle:ready\n"
+
 # Only syntax that Python 2.7 parses may stand here, as in the bundle's own first file.
 _LOADER = """\
 import os, sys
@@ -29,6 +32,7 @@ if sys.version_info < (3, 10):
     sys.stderr.write("this bundle needs Python >= 3.10, this is %d.%d\\n" % sys.version_info[:2])
     sys.exit(3)
 bundle, left = os.memfd_create("bundle", 0), int(sys.argv[1])
+os.write(1, sys.argv[2].encode())
 while left:
     piece = os.read(0, min(left, 1 << 20))
     if not piece:
@@ -39,7 +43,7 @@ while left:
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 # Not /proc/self: a child of the agent must find the same file.
 path = "/proc/%d/fd/%d" % (os.getpid(), bundle)
-os.execv(sys.executable, [sys.executable, "-I", "-S", path] + sys.argv[2:])
+os.execv(sys.executable, [sys.executable, "-I", "-S", path] + sys.argv[3:])
 """
 
 _STOP = """\
@@ -76,6 +80,7 @@ class Container:
                 stdin,
                 environment={_TOKEN: token},
                 show=_stderr(),
+                ready=_READY.encode(),
                 interrupted=_stopper(engine, self.container, argv[0], token),
             )
         return _evidence(ended, self.name, argv[0])
@@ -100,14 +105,14 @@ class ImageTarget:
             )
         argv, stdin = _call(bundle, request)
         with open_engine() as engine:
-            ended = engine.run(self.reference, argv, stdin, show=_stderr())
+            ended = engine.run(self.reference, argv, stdin, show=_stderr(), ready=_READY.encode())
         return _evidence(ended, self.name, argv[0])
 
 
 def _call(bundle: Bundle, request: Request) -> tuple[tuple[str, ...], Iterator[bytes]]:
     python = request.python or bundle.plan.python
     size = bundle.path.stat().st_size
-    argv = (python, "-I", "-S", "-c", _LOADER, str(size), *request.to_argv(), "--root", "/")
+    argv = (python, "-I", "-S", "-c", _LOADER, str(size), _READY, *request.to_argv(), "--root", "/")
     return argv, _pieces(bundle)
 
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import secrets
+import socket
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ SOCKET = "unix:///var/run/docker.sock"
 # Marks a container of one call; the value says whose, so that `gc` can leave living ones alone.
 TEMPORARY = "dcu-bundle.temporary"
 NAME = "dcu-bundle.name"
+_OLDEST = "1.24"  # the API that the SDK still speaks
 _HELLO = 20.0  # seconds until an engine that does not answer counts as absent
 _PATIENCE = 3600.0  # seconds of silence: a big load is one request
 _SLICE = 1 << 18
@@ -95,6 +97,7 @@ class Engine:
         stdin: Iterable[bytes] = (),
         *,
         show: IO[bytes] | None = None,
+        ready: bytes = b"",
     ) -> Ended:
         """Run `argv` as root in a new container without network, and remove the container.
 
@@ -108,12 +111,12 @@ class Engine:
         words = tuple(argv)
         with self._temporary(image, words, open_stdin=True) as container:
             ways = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-            with _closing(self._client.attach_socket(container, ways)) as socket:
+            with _closing(self._client.attach_socket(container, ways)) as line:
                 try:
                     self._client.start(container)
                 except docker.errors.APIError as err:
                     raise _cannot_run(words, image, err) from err
-                out, said = _converse(socket, stdin, show)
+                out, said = _converse(line, stdin, show, ready)
             code = self._client.wait(container).get("StatusCode")
         return Ended(code, out, said)
 
@@ -125,21 +128,25 @@ class Engine:
         *,
         environment: Mapping[str, str] | None = None,
         show: IO[bytes] | None = None,
+        ready: bytes = b"",
         interrupted: Callable[[], None] | None = None,
     ) -> Ended:
-        """Run `argv` as root in a running container. `interrupted` is called once on ^C."""
+        """Run `argv` as root in a running container. `interrupted` is called once on ^C.
+
+        With `ready`, stdin is sent when the child has begun its stdout with these bytes.
+        """
         words = list(argv)
         made = self._client.exec_create(
             container, words, stdin=True, user="0", environment=dict(environment or {})
         )
-        with _closing(self._client.exec_start(made["Id"], socket=True)) as socket:
+        with _closing(self._client.exec_start(made["Id"], socket=True)) as line:
             try:
-                out, said = _converse(socket, stdin, show)
+                out, said = _converse(line, stdin, show, ready)
             except KeyboardInterrupt:
                 if interrupted is None:
                     raise
                 interrupted()
-                out, said = _converse(socket, (), show)
+                out, said = _converse(line, (), show)
         # The stream's end does not carry the exit code; a code that stays unknown is a failure.
         return Ended(self._client.exec_inspect(made["Id"]).get("ExitCode"), out, said)
 
@@ -370,16 +377,41 @@ def open_engine(url: str = "", *, patience: float = _PATIENCE) -> Iterator[Engin
     options = docker.utils.kwargs_from_env()
     options["base_url"] = where = url or options.get("base_url") or SOCKET
     try:
-        client = docker.APIClient(version="auto", timeout=cast(Any, _HELLO), **options)
+        _knock(where)
+        version = _api_version(options)
+        client = docker.APIClient(version=version, timeout=cast(Any, patience), **options)
+    except docker.errors.InvalidVersion as err:
+        raise Unreachable(
+            f"the container engine at {where} is too old",
+            why=str(err),
+            fix="update it: 20.10 and newer are known to work",
+        ) from err
     except (docker.errors.DockerException, OSError) as err:
         raise Unreachable(
             f"no container engine answers at {where}",
             why=_innermost(err),
             fix="start it (`systemctl start docker`), join its group, or set DOCKER_HOST",
         ) from err
-    client.timeout = cast(Any, patience)
     with contextlib.closing(client):
         yield Engine(client)
+
+
+def _knock(where: str) -> None:
+    """Raise OSError when nobody listens at a socket: the SDK would hide why, and leak one."""
+    kind, _, path = where.partition("://")
+    if kind in ("unix", "http+unix"):
+        with socket.socket(socket.AF_UNIX) as knock:
+            knock.settimeout(_HELLO)
+            knock.connect("/" + path.lstrip("/"))
+
+
+def _api_version(options: Mapping[str, Any]) -> str:
+    """Ask an engine, with little patience, for the newest API that it speaks."""
+    import docker
+
+    hello = docker.APIClient(version=_OLDEST, timeout=cast(Any, _HELLO), **options)
+    with contextlib.closing(hello):
+        return str(hello.version(api_version=False)["ApiVersion"])
 
 
 def _seen(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Seen:
@@ -400,31 +432,47 @@ def _seen(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Seen:
 @contextlib.contextmanager
 def _closing(stream: Any) -> Iterator[Any]:
     """Close all three parts of the SDK's stream; its own `close` leaves the socket open."""
-    socket = stream._sock  # noqa: SLF001 - the SDK gives no other way
+    below = stream._sock  # noqa: SLF001 - the SDK gives no other way
     try:
         yield stream
     finally:
         if response := getattr(stream, "_response", None):
             response.close()
         stream.close()
-        socket.close()
+        below.close()
 
 
-def _converse(socket: Any, stdin: Iterable[bytes], show: IO[bytes] | None) -> tuple[bytes, bytes]:
-    """Send all of stdin, then read both of the child's streams to their end."""
+def _converse(
+    line: Any, stdin: Iterable[bytes], show: IO[bytes] | None, ready: bytes = b""
+) -> tuple[bytes, bytes]:
+    """Send stdin, then read both of the child's streams to their end.
+
+    With `ready` nothing is sent before the child has said so on stdout: some engines keep a line
+    open for minutes when the child could not be started, and never read what was sent.
+    """
     from docker.utils.socket import frames_iter
 
+    parts: dict[int, list[bytes]] = {1: [], 2: []}
+    frames = frames_iter(line, tty=False)  # type: ignore[no-untyped-call]
+    if not ready:
+        _send(line, stdin)
+    # An engine that could not start the child resets the line; the exit code then says so.
+    with contextlib.suppress(ConnectionResetError):
+        for number, data in frames:
+            if ready and number == 1 and data.startswith(ready):
+                _send(line, stdin)
+                data, ready = data[len(ready) :], b""  # noqa: PLW2901 - the rest is the child's
+            parts.setdefault(number, []).append(data)
+            if show is not None and number == 2:
+                show.write(data)
+                show.flush()
+    return b"".join(parts[1]), b"".join(parts[2])
+
+
+def _send(line: Any, stdin: Iterable[bytes]) -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it ended before; it says why
         for piece in stdin:
-            socket._sock.sendall(piece)  # noqa: SLF001 - the SDK gives no other way to write
-    parts: dict[int, list[bytes]] = {1: [], 2: []}
-    frames = frames_iter(socket, tty=False)  # type: ignore[no-untyped-call]
-    for number, data in frames:
-        parts.setdefault(number, []).append(data)
-        if show is not None and number == 2:
-            show.write(data)
-            show.flush()
-    return b"".join(parts[1]), b"".join(parts[2])
+            line._sock.sendall(piece)  # noqa: SLF001 - the SDK gives no other way to write
 
 
 def _counted(data: Iterable[bytes], size: int, progress: Progress | None) -> Iterator[bytes]:
