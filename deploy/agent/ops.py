@@ -15,7 +15,7 @@ from typing import Any
 
 from .child import Child
 from .plan import Extension
-from .probe import _ENDS, _SHELL, _fresh_folder, _same_file
+from .probe import _ENDS, _SHELL, _fresh_folder
 from .tree import TreeReader
 from .words import printable
 
@@ -220,6 +220,13 @@ def _ended(status: int, err: bytes) -> dict[str, Any]:
     ended = f"signal {-status}" if status < 0 else f"code {status}"
     why = _ENDS.get(status, f"the interpreter ended with {ended}")
     return {"state": "does not answer", "text": f"{why}: {(lines or ['no message'])[-1]}"}
+
+
+def _same_file(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
 
 
 def _command(python: str, extension: Extension) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Each of the ten planted stale states is found by the gate that should find it, and by no other."""
+"""Each planted stale state is found by the gate that should find it, and by no other."""
 
 from __future__ import annotations
 
