@@ -273,6 +273,27 @@ def test_dot_dot_above_the_root_is_refused_by_the_tree(target: Target) -> None:
     assert isinstance(caught.value, BundleError)
 
 
+def test_a_folder_that_became_a_link_out_after_it_was_resolved_is_not_entered(
+    target: Target,
+) -> None:
+    """The exact instant that a race only meets now and then: resolved, closed, then swapped."""
+    outside = target.root.parent / "outside"
+    outside.mkdir()
+    for number in range(220):
+        (target.top / f"many/d{number}").mkdir(parents=True)
+    tree = TreeWriter(str(target.root), target.site)
+    assert tree.exists("pack/core.py")
+    for number in range(220):  # more than stay open, so that pack's descriptor is given up
+        tree.folder(f"many/d{number}")
+    os.rename(target.top / "pack", target.top / "aside")
+    (target.top / "pack").symlink_to(outside)
+
+    with pytest.raises(OSError, match=r"directory|symbolic"):
+        tree.create("pack/planted.py", lambda fd: os.write(fd, b"x"), 0o644, (0, 0))
+
+    assert list(outside.iterdir()) == []
+
+
 def test_many_folders_do_not_exhaust_descriptors(target: Target) -> None:
     files: dict[str, bytes | None] = {f"pack/d{i}/e/f.json": b"1" for i in range(400)}
     bundle = target.usual(files)
