@@ -88,6 +88,8 @@ def parse(text: str | bytes, where: str = "result.json") -> Result:
         raw = json.loads(text)
         if not isinstance(raw, dict):
             raise TypeError("it is no JSON object")
+        if "completed" not in raw:
+            raise TypeError("it does not say how many requests completed")
         return of_json(raw)
     except (ValueError, TypeError, KeyError, RecursionError) as err:
         several = isinstance(err, json.JSONDecodeError) and err.msg == "Extra data"

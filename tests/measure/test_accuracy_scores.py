@@ -1,0 +1,100 @@
+"""Accuracy tables as the suite prints them, and the factor they give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deploy.agent.accuracy import outputs
+from deploy.errors import BadValues
+from deploy.measure.accuracy import compare, of_record, parse
+
+MARKDOWN = """\
+| dataset | version | metric | mode | Qwen3.5-27B-vLLM |
+|----- | ----- | ----- | ----- | -----|
+| LongBench_hotpotqa | 6b5293 | score | gen | 77.96 |
+| LongBench_gov_report | 54c5b0 | score | gen | 32.96 |
+| ruler_retrieval_multi_point_32k | - | score | gen | 0.00 |
+| ruler_aggregation_keyword_aggregation | - | score | gen | 0.00 |
+"""
+RESCORED = MARKDOWN.replace("0.00", "100.00")
+BASE = {"hotpotqa": 77.96, "gov_report": 32.96, "retrieval_multi_point": 100.0,
+        "aggregation_keyword_aggregation": 100.0}  # fmt: skip
+
+
+def test_the_suites_table_is_read_by_its_official_tasks() -> None:
+    assert parse(RESCORED) == BASE
+    assert parse(MARKDOWN + RESCORED) == BASE
+    table = "dataset,version,metric,mode,M\nhotpotqa,a,score,gen,77.96\n"
+    assert parse(table) == {"hotpotqa": 77.96}
+    assert parse('{"hotpotqa": 77.96, "x": 3}') == {"hotpotqa": 77.96, "x": 3.0}
+
+
+def test_a_zero_that_would_have_been_scored_again_is_not_believed() -> None:
+    with pytest.raises(BadValues) as caught:
+        parse(MARKDOWN)
+
+    assert "scores it again" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no output dir generated\n", "a,b\n1,2\n", "{", "| a | b |\n"]
+)
+def test_a_text_without_scores_is_said(text: str) -> None:
+    with pytest.raises(BadValues, match="gives no accuracy"):
+        parse(text)
+
+
+def test_two_scores_of_one_task_are_a_question_for_a_person() -> None:
+    with pytest.raises(BadValues) as caught:
+        parse(RESCORED + RESCORED.replace("77.96", "70.00"))
+
+    assert "hotpotqa has 77.96 and 70" in caught.value.why
+
+
+def test_each_task_gives_its_factor_and_the_mean_counts() -> None:
+    lost = {"hotpotqa": 0.4, "gov_report": 1.6, "retrieval_multi_point": 2.5,
+            "aggregation_keyword_aggregation": 0.0}  # fmt: skip
+    candidate = {name: BASE[name] * (1 - lost[name] / 100) for name in BASE}
+
+    found = compare(BASE, candidate)
+
+    assert [task.factor for task in found.tasks] == [1.00, 0.97, 0.94, 1.00]
+    assert found.factor == pytest.approx(0.9775)
+
+
+def test_a_missing_task_leaves_no_factor() -> None:
+    found = compare(BASE, {"hotpotqa": 77.0})
+
+    assert found.factor is None
+    assert "gov_report" in found.missing
+
+
+def test_a_score_that_is_no_percentage_is_refused() -> None:
+    with pytest.raises(BadValues):
+        compare(BASE, {**BASE, "hotpotqa": 779.6})
+
+
+def test_a_run_that_wrote_nothing_has_no_scores_whatever_it_printed() -> None:
+    with pytest.raises(BadValues) as caught:
+        of_record({"tables": [], "said": RESCORED})
+
+    assert "earlier run" in caught.value.why
+
+
+def test_tables_of_one_run_must_agree() -> None:
+    tables = [{"path": "a.md", "text": RESCORED}, {"path": "b.csv", "text": "no table"}]
+    assert of_record({"tables": tables}) == BASE
+    tables.append({"path": "c.md", "text": RESCORED.replace("77.96", "60.00")})
+    with pytest.raises(BadValues):
+        of_record({"tables": tables})
+
+
+def test_only_tables_are_taken_for_output(tmp_path: Any) -> None:
+    folder = tmp_path / "output" / "20260101_000000" / "summary"
+    folder.mkdir(parents=True)
+    (folder / "summary_20260101.csv").write_text("x")
+    (folder / "predictions.bin").write_text("x")
+
+    assert [name.rsplit("/", 1)[1] for name in outputs(str(tmp_path))] == ["summary_20260101.csv"]

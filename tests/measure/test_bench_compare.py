@@ -1,0 +1,365 @@
+"""Whether two runs may be compared: every state that makes a number mean something else."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.agent import counters
+from deploy.errors import BadValues
+from deploy.measure import record
+from deploy.measure.compare import compare, differences, result_differences, text_notes
+from deploy.measure.record import Run
+from deploy.measure.result import of_json
+from deploy.measure.stats import Verdict
+
+FIXTURES = Path(__file__).parent / "fixtures"
+NAME = "8-16K"
+FLAGS = ["--backend", "openai-chat", "--disable-shuffle", "--num-warmups", "2"]
+STATE = {"pid": 7, "start_ticks": 70, "boot_id": "b", "faults": []}
+
+
+def raw_result(speed: float = 1.0) -> dict[str, Any]:
+    """The real format, `speed` times as fast."""
+    found: dict[str, Any] = json.loads((FIXTURES / "bench_result_ok.json").read_text())
+    found["duration"] /= speed
+    found["output_throughput"] *= speed
+    found["ttfts"] = [t / speed for t in found["ttfts"]]
+    found["itls"] = [[t / speed for t in gaps] for gaps in found["itls"]]
+    return found
+
+
+def raw_round(name: str, begun: float, result: dict[str, Any], hits: float = 0) -> dict[str, Any]:
+    before = {"vllm:prefix_cache_queries": 0.0, "vllm:prefix_cache_hits": 0.0,
+              "vllm:request_success": 0.0}  # fmt: skip
+    after = {"vllm:prefix_cache_queries": 40960.0, "vllm:prefix_cache_hits": hits,
+             "vllm:request_success": 7.0}  # fmt: skip
+    return {
+        "round": name, "exit": 0, "begun": begun, "seconds": 33.0, "result": result, "stale": [],
+        "before": STATE, "after": STATE, "counters": {"before": before, "after": after},
+        "markers": None, "compiled": 0, "compiling": [],
+    }  # fmt: skip
+
+
+def raw_run(speed: float = 1.0, begun: float = 1000.0) -> dict[str, Any]:
+    argv = ["vllm", "bench", "serve", "--num-prompts", "5", "--result-dir", f"/r{begun}", *FLAGS]
+    locked = {"dataset": "/d.jsonl", "sha256": "a" * 64, "requests": 5}
+    return {
+        "schema": "bench/1", "flags": FLAGS, "started": begun,
+        "locked": {"buckets": {NAME: locked}, "flags": FLAGS},
+        "versions": {"transformers": "5.5.0"},
+        "buckets": [{
+            "bucket": NAME, "sha256": "a" * 64, "requests": 5, "argv": argv,
+            "rounds": [raw_round("warm", begun, raw_result(speed)),
+                       raw_round("counted", begun + 50, raw_result(speed))],
+        }],
+    }  # fmt: skip
+
+
+def run(speed: float = 1.0, begun: float = 1000.0) -> Run:
+    return record.parse(raw_run(speed, begun))
+
+
+def test_two_equal_runs_are_comparable_and_differ_by_noise() -> None:
+    found = compare([run()], [run(1.002, 2000.0)])
+
+    assert found.comparable, found.rows[0].faults
+    [row] = found.rows
+    assert row.claim is not None
+    assert row.claim.verdict is Verdict.NOISE
+    assert row.notes == ()
+    assert found.regressions == ()
+    assert [m.name for m in row.metrics if "slowest" in m.name] == [
+        "TTFT slowest of 5 (p99)", "TPOT slowest of 4 (p99)", "latency slowest of 5 (p99)",
+    ]  # fmt: skip
+
+
+def test_three_pairs_in_turns_show_a_gain_and_score_it() -> None:
+    base = [run(s, t) for s, t in ((1.0, 1000), (1.001, 4000), (0.999, 5000))]
+    candidate = [run(s, t) for s, t in ((1.06, 2000), (1.061, 3000), (1.059, 6000))]
+
+    found = compare(base, candidate, coefficient=0.9775)
+
+    assert found.rows[0].claim.verdict is Verdict.GAIN
+    assert found.score is not None
+    assert found.score.missing == ("4-8K", "16-32K")
+    out = found.to_json()
+    assert out["score"]["final"] == pytest.approx(found.score.total * 0.9775)
+
+
+def test_runs_not_made_in_turns_show_no_gain() -> None:
+    base = [run(1.0, t) for t in (1000, 2000, 3000)]
+    candidate = [run(1.06 + 0.001 * i, t) for i, t in enumerate((4000, 5000, 6000))]
+
+    found = compare(base, candidate).rows[0].claim
+
+    assert found.verdict is Verdict.NOT_SHOWN
+    assert "did not take turns" in found.why
+
+
+def test_a_slower_bucket_is_a_regression_whatever_the_others_gained() -> None:
+    base, candidate = raw_run(), raw_run(1.5, 2000.0)
+    for raw, speed in ((base, 1.0), (candidate, 0.95)):
+        other = copy.deepcopy(raw["buckets"][0])
+        other["bucket"] = "4-8K"
+        other["rounds"][1]["result"] = raw_result(speed)
+        raw["buckets"].append(other)
+        raw["locked"]["buckets"]["4-8K"] = raw["locked"]["buckets"][NAME]
+
+    found = compare([record.parse(base)], [record.parse(candidate)])
+
+    assert found.comparable
+    assert found.regressions == ("4-8K",)
+    assert found.score.total > 0
+
+
+def test_five_requests_are_said_to_be_too_few() -> None:
+    base, candidate = raw_run(), raw_run(1.0, 2000.0)
+    result = candidate["buckets"][0]["rounds"][1]["result"]
+    result["ttfts"] = [t * f for t, f in zip(result["ttfts"], (0.9, 1.1, 0.95, 1.02, 0.99))]
+
+    [row] = compare([record.parse(base)], [record.parse(candidate)]).rows
+
+    assert any("5 requests are too few for this claim" in note for note in row.notes)
+
+
+def counted(raw: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = raw["buckets"][0]["rounds"][1]
+    return found
+
+
+def _failed(raw: dict[str, Any]) -> None:
+    counted(raw)["result"].update(completed=3, failed=2)
+
+
+def _no_warm(raw: dict[str, Any]) -> None:
+    del raw["buckets"][0]["rounds"][0]
+
+
+def _warm_failed(raw: dict[str, Any]) -> None:
+    raw["buckets"][0]["rounds"][0]["result"]["completed"] = 0
+
+
+def _warm_later(raw: dict[str, Any]) -> None:
+    raw["buckets"][0]["rounds"].reverse()
+    raw["buckets"][0]["rounds"][1].update(round="warm", begun=9999.0)
+    raw["buckets"][0]["rounds"][0].update(round="counted")
+
+
+def _restarted(raw: dict[str, Any]) -> None:
+    counted(raw)["before"] = counted(raw)["after"] = {**STATE, "pid": 8}
+
+
+def _second_server(raw: dict[str, Any]) -> None:
+    fault = {"what": "listener", "text": "two processes listen on the port", "warning": False}
+    counted(raw)["after"] = {**STATE, "faults": [fault]}
+
+
+def _data_set(raw: dict[str, Any]) -> None:
+    raw["buckets"][0]["sha256"] = "b" * 64
+
+
+def _fewer(raw: dict[str, Any]) -> None:
+    raw["buckets"][0]["requests"] = 4
+
+
+def _of_fewer(raw: dict[str, Any]) -> None:
+    counted(raw)["result"]["num_prompts"] = 4
+
+
+def _shuffled(raw: dict[str, Any]) -> None:
+    counted(raw)["result"]["input_lens"].reverse()
+
+
+def _output(raw: dict[str, Any]) -> None:
+    counted(raw)["result"]["output_lens"][0] = 7
+
+
+def _flags(raw: dict[str, Any]) -> None:
+    raw["flags"] = [*FLAGS, "--temperature", "1"]
+
+
+def _model(raw: dict[str, Any]) -> None:
+    counted(raw)["result"]["model_id"] = "another"
+
+
+def _old(raw: dict[str, Any]) -> None:
+    counted(raw)["stale"] = ["the result file is older than the round: it is of an earlier run"]
+
+
+def _none(raw: dict[str, Any]) -> None:
+    counted(raw).update(result=None, stale=["the client wrote no result"])
+
+
+def _compiled(raw: dict[str, Any]) -> None:
+    counted(raw).update(compiled=1, compiling=["WARNING kernel compiled during inference"])
+
+
+def _cache(raw: dict[str, Any]) -> None:
+    counted(raw)["counters"]["after"]["vllm:prefix_cache_hits"] = 36864.0
+
+
+def _others(raw: dict[str, Any]) -> None:
+    counted(raw)["counters"]["after"]["vllm:request_success"] = 9.0
+
+
+def _blind(raw: dict[str, Any]) -> None:
+    counted(raw)["counters"] = {"before": {}, "after": {}}
+
+
+def _undetailed(raw: dict[str, Any]) -> None:
+    del counted(raw)["result"]["itls"]
+
+
+def _exit(raw: dict[str, Any]) -> None:
+    counted(raw)["exit"] = 1
+
+
+def _preempted(raw: dict[str, Any]) -> None:
+    for key, value in (("before", 0.0), ("after", 2.0)):
+        counted(raw)["counters"][key]["vllm:num_preemptions"] = value
+
+
+def _anonymous(raw: dict[str, Any]) -> None:
+    counted(raw).update(before=None, after=None)
+
+
+def _unlocked(raw: dict[str, Any]) -> None:
+    raw["locked"] = {}
+
+
+@pytest.mark.parametrize(
+    ("plant", "why"),
+    [
+        (_failed, "candidate: 3 of 5 requests completed, 2 failed"),
+        (_no_warm, "the warm round was skipped"),
+        (_warm_failed, "the warm round failed"),
+        (_warm_later, "the warm round came after"),
+        (_restarted, "started anew between the rounds (pids 7, 8)"),
+        (_second_server, "after the counted round: two processes listen"),
+        (_data_set, "the data set's sha256 is bbbb"),
+        (_fewer, "4 requests, the lock has 5: an observation"),
+        (_of_fewer, "the result is of 4 requests, 5 were to be sent"),
+        (_shuffled, "input lengths are the same in another order"),
+        (_output, "output lengths of 1 requests differ: [6, 9, 1, 7, 5] and [7, 9, 1, 7, 5]"),
+        (_flags, "the client's flags are not the locked ones"),
+        (_model, "the model: 'Qwen3.5-27B' and 'another'"),
+        (_old, "of an earlier run"),
+        (_none, "the client wrote no result"),
+        (_compiled, "something was compiled inside the counted round"),
+        (_cache, "the prefix cache gave 0% of the prompt tokens to one side and 90% to the other"),
+        (_others, "the server finished 9 requests, 7 were ours"),
+        (_blind, "the server's counters could not be read"),
+        (_undetailed, "it has no lists of requests"),
+        (_exit, "the client ended with 1"),
+        (_preempted, "2 requests were preempted"),
+        (_anonymous, "nothing says which process served it"),
+        (_unlocked, "nothing locks this bucket"),
+    ],
+)
+def test_each_planted_state_makes_a_run_not_comparable_for_its_own_reason(
+    plant: Callable[[dict[str, Any]], None], why: str
+) -> None:
+    raw = raw_run(1.3, 2000.0)
+    assert compare([run()], [record.parse(raw)]).comparable
+    plant(raw)
+
+    found = compare([run()], [record.parse(raw)])
+
+    assert not found.comparable
+    assert any(why in text for text in found.rows[0].faults), found.rows[0].faults
+    assert found.rows[0].claim is None
+    assert found.score is None
+
+
+def test_a_bare_result_is_shown_and_never_compared(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(raw_result()))
+
+    found = compare([record.read(path)], [record.read(path)])
+
+    assert not found.comparable
+    assert found.rows[0].base == pytest.approx(0.85132, abs=1e-5)
+
+
+def test_lengths_of_each_request_decide_and_not_their_sum() -> None:
+    """Two pairs from public reports: another total; the same total of other lengths."""
+    a, b, c = (
+        of_json({"completed": 10, "total_output_tokens": sum(lens), "output_len": lens})
+        for lens in ([512] * 10, [43, 427, *[480] * 8], [43, 981, *[512] * 8])
+    )
+
+    assert "in all 5120 and 4310" in result_differences(a, b)[0]
+    assert "output lengths of 2 requests differ" in result_differences(a, c)[0]
+    assert "in all 5120 and 5120" in result_differences(a, c)[0]
+    assert result_differences(a, a) == []
+
+
+def test_other_prompt_lengths_name_the_versions_that_count_tokens() -> None:
+    raw = raw_run(1.0, 2000.0)
+    counted(raw)["result"]["input_lens"] = [4189] * 5
+    raw["versions"] = {"transformers": "5.6.0"}
+    one, two = run(), record.parse(raw)
+
+    said = differences((one, one.buckets[NAME]), (two, two.buckets[NAME]))
+
+    assert any("input lengths of 5 requests differ" in text for text in said)
+    assert "versions: transformers 5.5.0 and transformers 5.6.0" in said
+    totals = result_differences(
+        of_json({"total_input_tokens": 40960}), of_json({"total_input_tokens": 41890})
+    )
+    assert totals == ["input tokens in all: 40960 and 41890"]
+
+
+def test_texts_that_differ_are_counted_and_placed() -> None:
+    raw = raw_result()
+    other = {**raw, "generated_texts": [*raw["generated_texts"]]}
+    other["generated_texts"][1] = "Two reports agree on the closing date"
+
+    [note] = text_notes(of_json(raw), of_json(other))
+
+    assert (
+        "1 of 5 texts differ; the earliest is request 2 from word 6 on, about token 7 of 9" in note
+    )
+    assert text_notes(of_json(raw), of_json(raw)) == []
+    assert "closing" not in note
+
+
+def test_counters_are_added_up_over_their_labels() -> None:
+    text = (
+        '# HELP vllm:request_success_total x\n# TYPE vllm:request_success_total counter\n'
+        'vllm:request_success_total{engine="0",finished_reason="stop"} 3.0\n'
+        'vllm:request_success_total{engine="0",finished_reason="length"} 2.0\n'
+        'vllm:request_success_created{engine="0"} 1.7e9\n'
+        'vllm:prefix_cache_hits_total{engine="0"} 1.2e+03\nother_total 5\nvllm:prompt_tokens NaN\n'
+    )  # fmt: skip
+
+    assert counters.parse(text) == {"vllm:request_success": 5.0, "vllm:prefix_cache_hits": 1200.0}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [{}, [], {"schema": "bench/1"}, {"schema": "bench/2", "buckets": []},
+     {"schema": "bench/1", "buckets": [{"bucket": "x"}]}],
+)  # fmt: skip
+def test_what_is_no_record_is_said(raw: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(raw))
+
+    with pytest.raises(BadValues, match=r"no (record|result)"):
+        compare([record.read(path)], [record.read(path)])
+
+
+def test_sides_that_have_nothing_in_common_are_refused() -> None:
+    other = raw_run()
+    other["buckets"][0]["bucket"] = "4-8K"
+
+    with pytest.raises(BadValues, match="nothing to compare"):
+        compare([run()], [record.parse(other)])
+    with pytest.raises(BadValues, match="cannot be paired"):
+        compare([run(), run()], [run()])
