@@ -47,6 +47,7 @@ _VERBS = {
     Verb.STOP: ("serve", "stop"),
     Verb.MARKERS: ("serve", "read_markers"),
     Verb.DOCTOR: ("doctor", "examine"),
+    Verb.MEASURE: ("measure", "measure"),
 }
 # These ask the service's interpreter, which answers while the rest of the agent is being loaded.
 _ASKING = (Verb.CHECK, Verb.DEPLOY, Verb.VERIFY)
@@ -291,7 +292,7 @@ def _agent_digest(bundle: ZipBlobs) -> str:
 
 USAGE = """\
 usage: python3 BUNDLE check|deploy|verify|restore|facts|status|files [options]
-       python3 BUNDLE service|start|stop|record|markers|doctor [options]
+       python3 BUNDLE service|start|stop|record|markers|measure|doctor [options]
 
   --root DIR         the target's file system (default: /)
   --site DIR         overrides of the plan, as seen from that root

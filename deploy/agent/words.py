@@ -47,6 +47,7 @@ class Verb(str, Enum):
     STOP = "stop"
     MARKERS = "markers"
     DOCTOR = "doctor"
+    MEASURE = "measure"
 
     @property
     def writes(self) -> bool:
