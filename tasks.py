@@ -8,14 +8,15 @@ Import nothing heavy at the top: every call, `--list` included, pays for it.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Context, Task
 
 from deploy.console import show_json, task
 from deploy.tasks import bench, hosts, serve
 from deploy.tasks.develop import bench_self, lint, test  # noqa: F401  gathered below
-from deploy.tasks.image import build_image, gc, render  # noqa: F401  gathered below
+from deploy.tasks.image import build_image, render  # noqa: F401  gathered below
+from deploy.tasks.look import files, gc, show  # noqa: F401  gathered below
 
 if TYPE_CHECKING:
     from deploy.flow import Visit
@@ -51,12 +52,29 @@ def lock(_: Context, name: str = "", json: bool = False) -> int:
 
 @task(
     example="./inv plan -n demo",
-    help={"worktree": "plan the files as they lie in the work tree, for the edit loop"},
+    help={
+        "worktree": "plan the files as they lie in the work tree, for the edit loop",
+        "diff": "show a unified diff from the target's own bytes to the plan's",
+    },
 )
-def plan(_: Context, name: str = "", worktree: bool = False, json: bool = False) -> int:
+def plan(
+    _: Context,
+    name: str = "",
+    to: str = "",
+    diff: bool = False,
+    worktree: bool = False,
+    json: bool = False,
+) -> int:
     """Show every changed path with its class, and the plan that follows. Changes nothing."""
     from deploy import flow, report
 
+    if diff or to:
+        visits, diffs = flow.diff(name, to, worktree=worktree)
+        if json:
+            show_json(report.diff_json(visits, diffs))
+        else:
+            print(report.diff_text(visits, diffs))
+        return _worst(visits)
     found = flow.plan(name, worktree=worktree)
     if json:
         show_json(report.plan_json(found.plan, found.delta))
@@ -114,6 +132,7 @@ def check(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
         "worktree": "deploy the files as they lie in the work tree, past the lock: the edit loop",
         "wait": "seconds to wait while somebody else deploys",
         "force_running": "deploy although a service runs from the site (it keeps the old code)",
+        "replace_drift": "replace this file although somebody changed it; several by comma",
     },
 )
 def deploy(
@@ -126,6 +145,7 @@ def deploy(
     worktree: bool = False,
     wait: float = 0.0,
     force_running: bool = False,
+    replace_drift: str = "",
     json: bool = False,
 ) -> int:
     """Make the locked plan true on each target, then verify it from another process."""
@@ -133,8 +153,13 @@ def deploy(
     from deploy.agent.words import Verb
     from deploy.carriers import Request
 
+    drifted = [path.strip() for path in replace_drift.split(",") if path.strip()]
     request = Request(
-        verb=Verb.DEPLOY, operator=flow.operator(), wait=wait, force_running=force_running
+        verb=Verb.DEPLOY,
+        operator=flow.operator(),
+        wait=wait,
+        force_running=force_running,
+        options={"replace_drift": drifted} if drifted else {},
     )
     to = flow.chosen(to, group=group, everyone=all)
     return _show(flow.deploy(name, to, request, if_needed=if_needed, worktree=worktree), json=json)
@@ -142,13 +167,22 @@ def deploy(
 
 @task(
     example="./inv verify -n demo --recompile",
-    help={"recompile": "prove bytecode by compiling anew, not by the digests of the deploy"},
+    help={
+        "recompile": "prove bytecode by compiling anew, not by the digests of the deploy",
+        "all": "audit the whole package: every file is ours, the base's, a vendor's, or foreign",
+    },
 )
 def verify(
-    _: Context, name: str = "", to: str = "", recompile: bool = False, json: bool = False
+    _: Context,
+    name: str = "",
+    to: str = "",
+    recompile: bool = False,
+    all: bool = False,
+    json: bool = False,
 ) -> int:
     """Read back every file, its bytecode and the import origin on each target; judge the gates."""
-    return _visit("verify", name, to, json=json, recompile=recompile)
+    options = {"all": True} if all else {}
+    return _visit("verify", name, to, json=json, recompile=recompile, options=options)
 
 
 @task(example="./inv restore -n demo", help={"wait": "seconds to wait while somebody deploys"})
@@ -166,25 +200,30 @@ def doctor(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
     return _show(serving.ask(name, to, Verb.DOCTOR, {}), json=json)
 
 
-def _visit(verb: str, name: str, to: str, *, json: bool, **options: float) -> int:
+def _visit(verb: str, name: str, to: str, *, json: bool, **options: Any) -> int:
     """Run one verb of the agent on every target."""
     from deploy import flow
     from deploy.agent.words import Verb
     from deploy.carriers import Request
 
-    request = Request(verb=Verb(verb), operator=flow.operator(), **options)  # type: ignore[arg-type]
+    request = Request(verb=Verb(verb), operator=flow.operator(), **options)
     return _show(flow.run(name, to, request), json=json)
 
 
 def _show(visits: list[Visit], *, json: bool) -> int:
     """Report on every target; the most urgent exit code decides."""
     from deploy import report
-    from deploy.errors import worst
 
     if json:
         show_json(report.visits_json(visits))
     else:
         print("\n".join(report.visit_text(visit) for visit in visits))
+    return _worst(visits)
+
+
+def _worst(visits: list[Visit]) -> int:
+    from deploy.errors import worst
+
     return worst(visit.exit for visit in visits)
 
 

@@ -7,6 +7,7 @@ by default, and nothing here re-resolves silently: what differs from the lock st
 from __future__ import annotations
 
 import getpass
+import io
 import os
 import shutil
 import socket
@@ -23,6 +24,7 @@ from deploy.carriers import Carrier, Request, in_turn
 from deploy.carriers.container import parse_container, parse_image
 from deploy.carriers.local import lay_root, parse_local
 from deploy.console import say
+from deploy.difference import LARGEST, side_of, told_side, unified
 from deploy.errors import BadValues, BundleError, Differs, StaleLock
 from deploy.evidence import Evidence, require_answer
 from deploy.gates import Gate, Visit
@@ -57,6 +59,31 @@ def lock(name: str, layout: Layout = HERE) -> tuple[Lock, bool]:
     expect = {**_expect(found, packed), **imaging.expect(found, packed)}
     made = Lock(inputs=found.inputs, expect=expect)
     return made, write_lock(layout.lock(found.name), made)
+
+
+def diff(
+    name: str, to: str, layout: Layout = HERE, *, worktree: bool = False
+) -> tuple[list[Visit], dict[str, str]]:
+    """Check each target, and return target -> the diff from its own bytes to the plan's."""
+    found = plan(name, layout, worktree=worktree)
+    request = Request(verb=Verb.CHECK, options={"contents": True})
+    visits = _each(found, _pack(found), _targets(found, to), [request])
+    return visits, {v.target: _diff(found, v.evidence) for v in visits if v.evidence is not None}
+
+
+def _diff(found: Submission, evidence: Evidence) -> str:
+    rows = evidence.raw.get("contents") or {}
+    changes = evidence.raw.get("changes") or {}
+    paths = {*rows, *changes.get("put", ())}
+    wanted = {e.path: e.want for e in found.plan.files if e.path in paths and not e.want.absent}
+    small = {w.sha256 for w in wanted.values() if w.type == "file" and w.size <= LARGEST}
+    texts = {sha: io.BytesIO() for sha in sorted(small)}
+    fill(found)((sha, bundles.Sink(text)) for sha, text in texts.items())
+    new = {
+        path: side_of(w, texts[w.sha256].getvalue() if w.sha256 in texts else None)
+        for path, w in wanted.items()
+    }
+    return unified({path: told_side(row) for path, row in rows.items()}, new, ("target", "plan"))
 
 
 def list_base(name: str, to: str, layout: Layout = HERE) -> tuple[Path, bool]:

@@ -94,11 +94,12 @@ def source_complete(plan: Plan, evidence: Evidence, delta: Delta | None) -> Gate
         *_missing_answers(plan, evidence),
         *_file_faults(plan, evidence),
         *_origin_faults(plan, evidence),
+        *_package_faults(evidence),
     ]
     if evidence.tree != plan.tree and not _broken_extensions(plan, evidence):
         faults.append(f"tree read on the target is {evidence.tree or 'absent'}, not {plan.tree}")
     proofs = [] if delta is None else [_classed(delta)]
-    proofs += _installed(plan, evidence) + _found_at(evidence)
+    proofs += _installed(plan, evidence) + _found_at(evidence) + _audited(evidence)
     return Gate(
         number=1,
         verdict=Verdict.FAILED if faults else Verdict.PASSED,
@@ -243,6 +244,23 @@ def _origin_faults(plan: Plan, evidence: Evidence) -> list[str]:
         for where, probe in sorted(probes.items())
         if probe.get("state") != "ok"
     ]
+
+
+def _package_faults(evidence: Evidence) -> list[str]:
+    """What undermines an import, and what an audit found that should not be there."""
+    audit, traps = evidence.raw.get("audit") or {}, evidence.raw.get("traps") or ()
+    return [
+        *(f"{trap['kind']}: {trap['where']}: {trap['why']}" for trap in traps if trap["harm"]),
+        *audit.get("faults", ()),
+        *(f"{row['owner']}: {row['path']}: {row['why']}" for row in audit.get("files", ())),
+    ]
+
+
+def _audited(evidence: Evidence) -> list[str]:
+    audit = evidence.raw.get("audit") or {}
+    counts = {owner: len(paths) for owner, paths in audit.get("owners", {}).items() if paths}
+    told = ", ".join(f"{count} {owner}" for owner, count in counts.items())
+    return [f"the whole package was read: {told}"] if told else []
 
 
 def _classed(delta: Delta) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from deploy.agent.audit import lines as audit_lines
 from deploy.agent.plan import Plan, State
 from deploy.agent.words import printable
 from deploy.evidence import Evidence
@@ -14,6 +15,7 @@ from deploy.values import Blob, Change, Delta, PathClass
 
 if TYPE_CHECKING:
     from deploy.bundle import Bundle
+    from deploy.caches import Unit
     from deploy.lock import Lock
 
 _MARKS = {
@@ -193,6 +195,7 @@ def visit_text(visit: Visit) -> str:
     if visit.evidence is not None and visit.evidence.files:
         lines.append(files_text(visit.evidence))
     if visit.evidence is not None:
+        lines += import_lines(visit.evidence.raw)
         lines += service_lines(visit.evidence.raw)
     if visit.gates:
         lines.append(gates_text(visit.gates))
@@ -270,6 +273,89 @@ def _process_row(row: Mapping[str, Any]) -> list[str]:
     command = printable(" ".join(row["argv"]) or row["comm"])
     memory = f"{row['memory'] >> 20} MiB"
     return [str(row["pid"]), ", ".join(marks), memory, row["started"], where, command[:80]]
+
+
+def diff_text(visits: Sequence[Visit], diffs: Mapping[str, str]) -> str:
+    """Each target's headline, and below it the diff from its bytes to the plan's."""
+    parts = []
+    for visit in visits:
+        parts.append(f"{printable(visit.target)}: {_headline(visit)}")
+        if visit.error is not None:
+            parts += ["  " + printable(line) for line in str(visit.error).split("\n")]
+        parts += diffs.get(visit.target, "").splitlines()
+    return "\n".join(parts)
+
+
+def diff_json(visits: Sequence[Visit], diffs: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "schema": "diff/1",
+        "targets": [
+            {
+                "target": visit.target,
+                "exit": int(visit.exit),
+                "diff": diffs.get(visit.target, ""),
+                "error": visit.error.to_json() if visit.error else None,
+            }
+            for visit in visits
+        ],
+    }
+
+
+def caches_text(
+    units: Sequence[Unit], gone: Sequence[Unit], engine: Sequence[Mapping[str, str]]
+) -> str:
+    """A line a unit: what it is, how large, how old, and what became or would become of it."""
+    fate = {unit.path: "removed" for unit in gone}
+    rows = [
+        (
+            unit.kind,
+            str(unit.path),
+            f"{unit.bytes / 1e6:.1f} MB",
+            f"{unit.age:.1f} days",
+            f"kept: {unit.kept}" if unit.kept else fate.get(unit.path, "may go (--yes)"),
+        )
+        for unit in units
+    ]
+    rows += [(row["kind"], row["id"][:19], "", "", row["kept"] or "removed") for row in engine]
+    free = sum(unit.bytes for unit in units if not unit.kept)
+    said = f"{free / 1e6:.1f} MB {'removed' if gone else 'may go'}"
+    return "\n".join(filter(None, [table(rows, ""), said]))
+
+
+def caches_json(
+    units: Sequence[Unit], gone: Sequence[Unit], engine: Sequence[Mapping[str, str]]
+) -> dict[str, Any]:
+    removed = {unit.path for unit in gone}
+    return {
+        "schema": "gc/1",
+        "units": [
+            {
+                "kind": unit.kind,
+                "path": str(unit.path),
+                "bytes": unit.bytes,
+                "days": round(unit.age, 2),
+                "kept": unit.kept,
+                "removed": unit.path in removed,
+            }
+            for unit in units
+        ],
+        "engine": [dict(row) for row in engine],
+    }
+
+
+def import_lines(raw: Mapping[str, Any]) -> list[str]:
+    """What decides where imports come from, and what an audit of the package found."""
+    found = [
+        f"  import from {where}: {place['why']} -> {place['mend']}"
+        for where, place in sorted((raw.get("origin") or {}).items())
+        if place.get("mend")
+    ]
+    for trap in raw.get("traps") or ():
+        mark = "fault" if trap["harm"] else "note"
+        found.append(f"  {mark}: {trap['kind']}: {trap['where']}: {trap['why']} -> {trap['mend']}")
+    if audit := raw.get("audit"):
+        found += [f"  {line}" for line in audit_lines(audit)]
+    return [printable(line) for line in found]
 
 
 def visits_json(visits: Sequence[Visit], links: Sequence[Mapping[str, str]] = ()) -> dict[str, Any]:

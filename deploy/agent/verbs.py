@@ -26,6 +26,10 @@ def check(call: Call) -> None:
 
     receipt = read_receipt(call.tree)
     judged = _judged(call, receipt, look(call.tree, call.plan, receipt))
+    if call.request.options.get("contents"):
+        from .contents import contents
+
+        call.evidence["contents"] = contents(call.tree, judged)
     refuse_conflicts(judged.conflicts)
     call.evidence["outcome"] = "nothing to do" if judged.nothing else "would change"
     call.exit = Exit.OK if judged.nothing else Exit.DIFFERS

@@ -55,16 +55,3 @@ def render(_: Context, name: str = "", output: str = "", json: bool = False) -> 
     else:
         print("\n".join(map(str, paths)))
     return 0
-
-
-@task(example="./inv gc")
-def gc(_: Context, json: bool = False) -> int:
-    """Remove from the engine what earlier calls left: containers, and images without a name."""
-    from deploy import imaging
-
-    rows = imaging.gc()
-    if json:
-        show_json({"schema": "gc/1", "removed": rows})
-    else:
-        print("\n".join(f"{r['kind']} {r['id'][:19]} {r['kept'] or 'removed'}" for r in rows))
-    return 0
