@@ -10,10 +10,12 @@ bytes, in one pass of constant memory, from an offset that was noted before.
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 MARKER = b"DCU_KERNEL_DIAG"
@@ -27,8 +29,12 @@ SIGNS = {
     "engine died": b"Engine core initialization failed",
 }
 _CHUNK = 1 << 18  # fits a core's cache: several searches of one chunk read memory once
+_SHARE = 1 << 26  # bytes from which on another process is worth its start
+_MOST_SHARES = 4
 _START = 1 << 24  # a start says less than this; the signs are not looked for beyond
 _LONGEST = 1 << 16  # a line longer than this is cut; nothing of ours is
+_MANY = 32  # after about so many markers it is clear how close they stand
+_DENSE = 400  # bytes a marker below which it is quicker to count every line
 _GROUPS = 4096  # distinct markers that are told apart; beyond that they are only counted
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _PID = re.compile(rb"pid=(\d+)")
@@ -171,7 +177,63 @@ class _Reader:
         self._counts: dict[tuple[int, bytes], Count] = {}
 
     def read(self, piece: _Piece, edge: int | None) -> None:
-        """Read one piece; markers at or after the offset `edge` are in the window."""
+        """Read one piece; markers at or after the offset `edge` are in the window.
+
+        Once the server was ready, the rest of a long log is shared out: order matters no more.
+        """
+        if not self.result.ready:
+            head, piece = _cut(piece, piece.begin + _START)
+            self._read(head, edge)
+        shares = _shares(piece) if self.result.ready else [piece]
+        others = [self._read_apart(share, edge) for share in shares[1:]]
+        self._read(shares[0], edge)
+        for other in others:
+            self._add(*other)
+
+    def _read_apart(self, share: _Piece, edge: int | None) -> tuple[int, int]:
+        """Read a share in a process of its own; return its pid and where its answer comes out."""
+        source, sink = os.pipe()
+        pid = os.fork()
+        if pid:
+            os.close(sink)
+            return pid, source
+        status = 1
+        try:
+            os.close(source)
+            self.result = Scan(ready=True)
+            self._counts.clear()
+            self._read(share, edge)
+            answer = {**self.result.to_json(), "in_window": self.in_window}
+            with os.fdopen(sink, "w", encoding="utf-8") as file:
+                json.dump(answer, file)
+            status = 0
+        finally:
+            os._exit(status)  # what the parent meant to do at its exit is not ours to do
+
+    def _add(self, pid: int, source: int) -> None:
+        """Take over what another process has read."""
+        with os.fdopen(source, encoding="utf-8") as file:
+            said = file.read()
+        _, status = os.waitpid(pid, 0)
+        if status or not said:
+            self.result.lost.append("a share of the log could not be read")
+            return
+        found = json.loads(said)
+        self.in_window = self.in_window or found["in_window"]
+        self.result.bytes += found["bytes"]
+        self.result.damaged += found["damaged"]
+        self.result.uncounted += found["uncounted"]
+        for row in found["markers"]:
+            marker = Marker(row["pid"], tuple(row["shape"]), row["dtype"], row["selected"])
+            count = self._counts_of(marker)
+            if count is None:
+                self.result.uncounted += row["before"] + row["after"]
+            else:
+                count.before += row["before"]
+                count.after += row["after"]
+                count.window += row["window"]
+
+    def _read(self, piece: _Piece, edge: int | None) -> None:
         self.in_window = self.in_window or (edge is not None and edge <= piece.begin)
         for position, size in self._runs(piece):
             if edge is not None and not self.in_window and position + size > edge:
@@ -180,7 +242,7 @@ class _Reader:
                 self._take(edge - position, size)
             else:
                 self._take(0, size)
-        if edge is not None:
+        if edge is not None and edge <= piece.end:
             self._enter_window()
 
     def _enter_window(self) -> None:
@@ -229,57 +291,121 @@ class _Reader:
         return None
 
     def _markers(self, begin: int, end: int) -> None:
+        """Count the markers of a part of the buffer; its first and last line may be cut."""
         buffer = self._buffer
-        at = buffer.find(MARKER, begin, end)
+        if buffer.find(MARKER, begin, end) < 0:
+            return
+        first = buffer.find(b"\n", begin, end) + 1
+        last = buffer.rfind(b"\n", begin, end)
+        if first > last:
+            self._sweep(buffer, begin, end)
+            return
+        self._sweep(buffer, begin, first)
+        for line, times in _marked(bytes(memoryview(buffer)[first:last])).items():
+            self._sweep(line, 0, len(line), times)
+        self._sweep(buffer, last, end)
+
+    def _sweep(self, data: bytes | bytearray, begin: int, end: int, times: int = 1) -> None:
+        at = data.find(MARKER, begin, end)
         while at >= 0:
             after = at + len(MARKER)
-            stop = buffer.find(b"\n", after, end)
-            following = buffer.find(MARKER, after, end if stop < 0 else stop)
+            stop = data.find(b"\n", after, end)
+            following = data.find(MARKER, after, end if stop < 0 else stop)
             if following < 0:
-                self._one(at, after, end if stop < 0 else stop)
-                at = buffer.find(MARKER, stop, end) if stop >= 0 else -1
+                self._one(data, at, end if stop < 0 else stop, times)
+                at = data.find(MARKER, stop, end) if stop >= 0 else -1
             else:
-                self._one(at, after, following)
+                self._one(data, at, following, times)
                 at = following
 
-    def _one(self, at: int, after: int, stop: int) -> None:
-        text = bytes(self._buffer[after:stop])
+    def _one(self, data: bytes | bytearray, at: int, stop: int, times: int) -> None:
+        text = bytes(data[at + len(MARKER) : stop])
         payload = self._parsed.get(text)
         if payload is None:
             if len(self._parsed) >= _GROUPS:
                 self._parsed.clear()
             payload = self._parsed[text] = _payload(text)
         if payload.fields is None:
-            self.result.damaged += payload.damaged
+            self.result.damaged += payload.damaged * times
             return
-        pid = payload.pid or self._writer(at)
+        pid = payload.pid or _writer(data, at)
         count = self._counts.get((pid, text))
         if count is None:
-            marker = Marker(pid, *payload.fields)
-            count = self._counts_of(marker)
+            count = self._counts_of(Marker(pid, *payload.fields))
             if count is None:
-                self.result.uncounted += 1
+                self.result.uncounted += times
                 return
             if len(self._counts) < _GROUPS:
                 self._counts[pid, text] = count
-        count.window += self.in_window
-        count.after += self.result.ready
-        count.before += not self.result.ready
+        count.window += self.in_window * times
+        if self.result.ready:
+            count.after += times
+        else:
+            count.before += times
 
     def _counts_of(self, marker: Marker) -> Count | None:
         if marker not in self.result.markers and len(self.result.markers) >= _GROUPS:
             return None
         return self.result.markers.setdefault(marker, Count())
 
-    def _writer(self, at: int) -> int:
-        """Return the pid of the nearest prefix before a marker on its line, or 0.
 
-        Two processes may write into one line: the last prefix before a marker is its writer's.
-        """
-        line = self._buffer.rfind(b"\n", max(0, at - _LONGEST), at) + 1
-        prefix = self._buffer.rfind(b"pid=", line, at)
-        found = _PID.match(self._buffer, prefix, at) if prefix >= 0 else None
-        return int(found[1]) if found else 0
+def _marked(chunk: bytes) -> dict[bytes, int]:
+    """Return the distinct lines with a marker, and how often each occurs.
+
+    Lines of one second and one shape are equal, so that each is read once. Where most lines have a
+    marker, counting all of them is quicker than looking for the next one.
+    """
+    found: dict[bytes, int] = {}
+    at = chunk.find(MARKER)
+    while at >= 0:
+        stop = chunk.find(b"\n", at)
+        stop = len(chunk) if stop < 0 else stop
+        line = chunk[chunk.rfind(b"\n", 0, at) + 1 : stop]
+        found[line] = found.get(line, 0) + 1
+        if len(found) + found[line] == _MANY and stop < _MANY * _DENSE:
+            return {k: n for k, n in Counter(chunk.split(b"\n")).items() if MARKER in k}
+        at = chunk.find(MARKER, stop)
+    return found
+
+
+def _writer(data: bytes | bytearray, at: int) -> int:
+    """Return the pid of the nearest prefix before a marker on its line, or 0.
+
+    Two processes may write into one line: the last prefix before a marker is its writer's.
+    """
+    line = data.rfind(b"\n", max(0, at - _LONGEST), at) + 1
+    prefix = data.rfind(b"pid=", line, at)
+    found = _PID.match(data, prefix, at) if prefix >= 0 else None
+    return int(found[1]) if found else 0
+
+
+def _cut(piece: _Piece, offset: int) -> tuple[_Piece, _Piece]:
+    """Cut a piece behind the first line that ends at or after an offset."""
+    with open(piece.path, "rb", buffering=0) as file:
+        while offset < piece.end:
+            file.seek(offset)
+            found = file.read(min(_LONGEST, piece.end - offset)).find(b"\n")
+            offset += found + 1 if found >= 0 else _LONGEST
+            if found >= 0:
+                break
+    offset = min(offset, piece.end)
+    return replace(piece, end=offset), replace(piece, begin=offset)
+
+
+def _shares(piece: _Piece) -> list[_Piece]:
+    """Return the piece, or where it is long and cores are free, one part of it for each."""
+    import threading
+
+    size = piece.end - piece.begin
+    cores = min(len(os.sched_getaffinity(0)), _MOST_SHARES, size // _SHARE)
+    # A process with threads must not fork: what another thread holds stays held in the child.
+    if cores < 2 or threading.active_count() > 1:
+        return [piece]
+    shares = []
+    for left in range(cores, 1, -1):
+        share, piece = _cut(piece, piece.begin + (piece.end - piece.begin) // left)
+        shares.append(share)
+    return [*shares, piece]
 
 
 def _payload(text: bytes) -> _Payload:

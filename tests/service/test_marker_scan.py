@@ -258,6 +258,27 @@ def test_where_chunks_end_changes_nothing(
         assert count.window == sum(i >= edge for i in at)
 
 
+@pytest.mark.parametrize("at", [0, 3, 500, 999])
+def test_a_long_log_read_by_several_processes_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    path = tmp_path / "serve.log"
+    lines = [line(f"({n % 7}, 1)", selected=n % 3 > 0) + "noise\n" * (n % 5) for n in range(1000)]
+    written(path, READY, *lines[:at])
+    window = written(path, *lines[at:])
+    alone = log.scan(str(path), None, window).to_json()
+
+    # A share of a few lines, so that a small log is cut as often as a long one.
+    monkeypatch.setattr(log, "_SHARE", 1000)
+    monkeypatch.setattr(log, "_START", 200)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    shared = log.scan(str(path), None, window).to_json()
+
+    assert shared == alone
+    assert alone["bytes"] == path.stat().st_size
+    assert sum(row["window"] for row in alone["markers"]) == 1000 - at
+
+
 @pytest.mark.slow
 def test_memory_stays_the_same_whatever_the_size_of_the_log(tmp_path: Path) -> None:
     path = tmp_path / "serve.log"
