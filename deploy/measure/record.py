@@ -211,14 +211,14 @@ def _window(bucket: Bucket) -> Iterator[str]:
         and counted.gained("vllm:prompt_tokens") is None
     ):
         yield "the server's counters could not be read: nobody knows whose requests it served"
-    served, sent = counted.gained("vllm:request_success"), _sent(bucket)
-    if served is not None and sent is not None and served > sent:
-        yield f"the server finished {served:.0f} requests, {sent} were ours: others measured, too"
+    served, ours = counted.gained("vllm:request_success"), sent(bucket)
+    if served is not None and ours is not None and served > ours:
+        yield f"the server finished {served:.0f} requests, {ours} were ours: others measured, too"
     if preempted := counted.gained("vllm:num_preemptions"):
         yield f"{preempted:.0f} requests were preempted"
 
 
-def _sent(bucket: Bucket) -> int | None:
+def sent(bucket: Bucket) -> int | None:
     """How many requests the client sends in one round, its own warm-up included."""
     if "--num-prompts" not in bucket.argv:
         return None  # the site's script decides
