@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from invoke import Collection, Context, Task
 
 from deploy.console import show_json, task
-from deploy.tasks import bench, hosts, serve
+from deploy.tasks import bench, hosts, profile, serve
 from deploy.tasks.develop import bench_self, lint, test  # noqa: F401  gathered below
 from deploy.tasks.image import build_image, render  # noqa: F401  gathered below
 from deploy.tasks.look import files, gc, show  # noqa: F401  gathered below
@@ -21,7 +21,7 @@ from deploy.tasks.look import files, gc, show  # noqa: F401  gathered below
 if TYPE_CHECKING:
     from deploy.flow import Visit
 
-_NAMESPACES: tuple[ModuleType, ...] = (serve, bench, hosts)
+_NAMESPACES: tuple[ModuleType, ...] = (serve, bench, profile, hosts)
 
 
 @task(example="./inv reproduce -n demo")
