@@ -161,6 +161,52 @@ def test_an_error_of_any_call_leaves_old_or_new(target: Target, call: str) -> No
     assert codes[-1] == 0
 
 
+def faulty(*injections: str) -> tuple[str, ...]:
+    options = [part for text in injections for part in ("-e", f"inject={text}")]
+    calls = ",".join(sorted({text.partition(":")[0] for text in injections}))
+    return ("strace", "-o", "/dev/null", "-e", f"trace={calls}", *options)
+
+
+@needs_strace
+@pytest.mark.slow
+def test_a_commit_that_did_not_reach_the_disk_is_not_finished_after_a_kill(
+    target: Target,
+) -> None:
+    """The line may stand in the file though its fsync failed: the abort must take it back first."""
+    compile_all(target)
+    before = target.snapshot()
+    bundle = target.usual()
+    # fsync 1 and 2 are the journal's first line and its folder, 3 is the commit line.
+    for number in range(1, 7):
+        wrap = faulty("fsync:error=EIO:when=3", f"unlinkat:signal=KILL:when={number + 1}")
+        assert target.run(bundle, "deploy", wrap=wrap).code == -signal.SIGKILL
+
+        after = target.run(bundle, "restore")
+
+        assert after.code == 0
+        assert after.evidence["incidental"]["recovered"] == "undone"
+        assert difference(before, target.snapshot()) == {}
+
+
+@needs_strace
+@pytest.mark.slow
+def test_a_roll_back_that_was_killed_at_its_end_is_not_rolled_back_twice(target: Target) -> None:
+    compile_all(target)
+    before = target.snapshot()
+    bundle = target.usual()
+    steps = len(target.run(bundle, "deploy").evidence["changes"]["put"])
+    assert target.run(bundle, "restore").code == 0
+    for number in range(steps, 12):
+        # syncfs 1 is the one before the commit, 2 comes when all is taken back.
+        wrap = faulty(f"renameat:error=ENOSPC:when={number}", "syncfs:signal=KILL:when=2")
+        if target.run(bundle, "deploy", wrap=wrap).code != -signal.SIGKILL:
+            break
+        assert target.run(bundle, "status").evidence["met"] == "interrupted"
+        assert target.run(bundle, "restore").code == 0
+        assert difference(before, target.snapshot()) == {}
+    assert number > 8
+
+
 @needs_strace
 def test_a_staged_file_that_does_not_read_back_stops_the_deploy(target: Target) -> None:
     before = target.snapshot()
