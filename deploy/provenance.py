@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,13 +49,16 @@ def rows(name: str, layout: Layout, targets: Sequence[str] = ()) -> list[Row]:
     shown = document.shown(path)
     told = [
         Row(".".join(keys), _text(value), _origin(root, keys, shown))
-        for keys, value in _leaves(found.meaning(), ())
+        for keys, value in _leaves(found, ())
     ]
     told += _of_lock(layout.lock(found.name), found)
     return told + [row for target in targets for row in _of_host(target, layout)]
 
 
 def _leaves(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every value with the keys that lead to it, defaults included."""
+    if dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping) and value:
         for key, child in value.items():
             yield from _leaves(child, (*keys, str(key)))
@@ -65,7 +69,7 @@ def _leaves(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_text, value)) + "]"
-    if value is None or value == {}:
+    if value is None or value in ("", {}, ()):
         return "(none)"
     if isinstance(value, bool):
         return "yes" if value else "no"

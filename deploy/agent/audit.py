@@ -160,6 +160,8 @@ class Audit:
         """The dist-info folders that the listing names, and any other of the same name."""
         known = {path.partition("/")[0] for path in self.entries}
         names = {_dist(folder) for folder in known if folder.endswith(_INFO)}
+        if names:
+            names.add(normal(self.plan.package))
         found = [name for name in self.tree.names("") if name.endswith(_INFO)]
         return [name for name in found if _dist(name) in names]
 
