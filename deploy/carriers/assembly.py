@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,13 +24,13 @@ from deploy.agent.plan import Plan
 from deploy.agent.words import digest
 from deploy.bundle import Bundle
 from deploy.carriers.engine import NAME, Ended, Engine, Progress, Store
-from deploy.errors import Differs, UnfitTarget
+from deploy.errors import Differs, StaleLock, UnfitTarget
 from deploy.image import base as bases
 from deploy.image import bytecode
 from deploy.image.archive import Image, Reference, archive_size, stream
 from deploy.image.base import Files, Memory, Pin, Seen, resolve
 from deploy.image.config import Added, Base, Descriptor, config_document, content_id
-from deploy.image.layer import Flavour, Layer, confirm, write_layer
+from deploy.image.layer import Entry, Flavour, Layer, confirm, write_layer
 from deploy.image.overlay import Contents, Extra, entries
 from deploy.scripts import Rendered
 
@@ -134,14 +136,27 @@ class Folders:
 
 
 def handed_in(bundle: Bundle, rendered: Sequence[Rendered]) -> tuple[Extra, ...]:
-    """What lies in launch.dir of an image: the scripts, and the bundle that they run."""
+    """What lies in launch.dir of an image: the scripts, and the agent with plan and inputs.
+
+    The bundle's contents are in the image's files already, so they are not carried twice.
+    """
     folder = bundle.plan.launch_dir
     if not folder:
         return ()
     return (
-        Extra.file(f"{folder}/{BUNDLE}", bundle.path, bundle.sha256),
+        Extra.held(f"{folder}/{BUNDLE}", _without_blobs(bundle)),
         *(Extra.held(f"{folder}/{one.name}", one.data, one.mode) for one in rendered),
     )
+
+
+def _without_blobs(bundle: Bundle) -> bytes:
+    """The bundle as it is but for its contents: it can verify and start, and not deploy."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(bundle.path) as whole, zipfile.ZipFile(out, "w") as lean:
+        for info in whole.infolist():
+            if not info.filename.startswith("blobs/"):
+                lean.writestr(info, whole.read(info))
+    return out.getvalue()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +195,7 @@ def build(
         return known
     with (
         _ground(engine, base, folders, fresh=fresh) as ground,
+        _withdrawn_on_doubt(engine, order.reference),
         assembled(ground, order, folders, fresh=fresh) as image,
     ):
         _require_loadable(engine, image)
@@ -190,6 +206,18 @@ def build(
             write_archive(output, image)
     _remember(record, order.key(base), built)
     return built
+
+
+@contextlib.contextmanager
+def _withdrawn_on_doubt(engine: Engine, reference: Reference) -> Iterator[None]:
+    """Take the image out again when the layer's second reader contradicts, which it says last."""
+    before = (engine.inspect(str(reference)) or {}).get("Id")
+    try:
+        yield
+    except StaleLock:
+        if (engine.inspect(str(reference)) or {}).get("Id") != before:
+            engine.remove_image(str(reference))
+        raise
 
 
 def _base(engine: Engine, order: Order) -> Base:
@@ -383,6 +411,11 @@ def _read(opener: Callable[[], IO[bytes]]) -> bytes:
         return source.read()
 
 
+def _confirmed(found: Sequence[Entry], layer: str) -> None:
+    with open(layer, "rb") as again:
+        confirm(found, again)
+
+
 @contextlib.contextmanager
 def _layer(contents: Contents, files: Memory, order: Order, work: Path) -> Iterator[Layer]:
     """Our layer in a temporary file, read back by another reader before anyone believes it."""
@@ -391,9 +424,12 @@ def _layer(contents: Contents, files: Memory, order: Order, work: Path) -> Itera
     with tempfile.NamedTemporaryFile(dir=work, prefix=".layer-", suffix=".tar") as file:
         layer = write_layer(found, file, epoch=order.epoch, flavour=order.flavour, folders=folders)
         file.flush()
-        with open(file.name, "rb") as again:
-            confirm(found, again)
-        yield dataclasses.replace(layer, path=Path(file.name))
+        # The second reader runs beside the engine, which reads the same bytes; the block ends with
+        # its verdict, and nobody believes the image before.
+        with ThreadPoolExecutor(1) as beside:
+            verdict = beside.submit(_confirmed, found, file.name)
+            yield dataclasses.replace(layer, path=Path(file.name))
+            verdict.result()
 
 
 def _checked(engine: Engine, image: Image) -> Built:

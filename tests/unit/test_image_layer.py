@@ -14,8 +14,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deploy.errors import BadValues, BundleError
-from deploy.image.layer import Entry, Flavour, Kind, Owner, read_back, write_layer
+from deploy.errors import BadValues, BundleError, StaleLock
+from deploy.image.layer import Entry, Flavour, Kind, Owner, confirm, read_back, write_layer
 
 EPOCH = 1_700_000_000
 DEMO = (
@@ -156,6 +156,37 @@ def test_python_reads_back_what_was_meant(entries: list[Entry], flavour: Flavour
         if entry.kind is Kind.WHITEOUT:
             assert (kind, size) == ("file", 0)
     assert all(kind == "folder" for kind, *_ in found.values())  # the parents
+
+
+def _spoilt(data: bytes, old: bytes, new: bytes) -> io.BytesIO:
+    assert data.count(old) == 1
+    return io.BytesIO(data.replace(old, new))
+
+
+def test_the_second_reader_agrees_with_what_was_packed() -> None:
+    confirm(DEMO, io.BytesIO(written(*DEMO)))
+
+
+def test_the_second_reader_names_a_changed_byte_a_lost_and_a_foreign_file() -> None:
+    data = written(*DEMO)
+    stray = Entry(path="opt/demo/stray")
+
+    with pytest.raises(StaleLock) as caught:
+        confirm(DEMO, _spoilt(data, b"echo demo", b"echo Demo"))
+    assert "opt/demo/run.sh" in caught.value.why
+    with pytest.raises(StaleLock) as caught:
+        confirm([*DEMO, stray], io.BytesIO(data))
+    assert "opt/demo/stray" in caught.value.why
+    with pytest.raises(StaleLock) as caught:
+        confirm(DEMO, io.BytesIO(written(*DEMO, stray)))
+    assert "opt/demo/stray: nobody packed it" in caught.value.why
+
+
+def test_a_content_with_another_digest_than_promised_is_noticed() -> None:
+    promised = Entry(path="x", size=1, source=lambda: io.BytesIO(b"a"), sha256="0" * 64)
+
+    with pytest.raises(StaleLock, match="does not hold"):
+        confirm([promised], io.BytesIO(written(promised)))
 
 
 def test_a_file_of_more_than_eight_gibibytes_says_its_size_in_an_extended_record() -> None:
