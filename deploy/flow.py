@@ -188,6 +188,7 @@ def reproduce(name: str, layout: Layout = HERE) -> tuple[Visit, list[dict[str, s
     made = _pack(found)
     say(f"{found.name}: packed {made.path.name}")
     links += _compare(_bundle_links(found, made, pinned))
+    links += kernel_links(found)
     root = _lay(found)
     say(f"{found.name}: laid a pristine root at {root}")
     request = Request(verb=Verb.DEPLOY)
@@ -198,6 +199,30 @@ def reproduce(name: str, layout: Layout = HERE) -> tuple[Visit, list[dict[str, s
     links.append(_link("tree", str(pinned.expect.get("tree", "")), visit.evidence.tree))
     _write_evidence(found, visit, links)
     return visit, links
+
+
+def kernel_links(found: Submission) -> list[dict[str, str]]:
+    """Compile the extensions once more from nothing, and compare them with those that were taken.
+
+    Raises:
+        Differs: the bytes are others, and the manifest says `kernels.reproducible: required`.
+    """
+    kernels = found.manifest.kernels
+    if kernels is None or not found.built:
+        return []
+    say(f"{found.name}: building the extensions once more")
+    asked = (found.manifest, found.repo, found.delta, found.layout)
+    rows = order.rebuilt(*asked, found.artefacts)
+    if kernels.reproducible and (bad := [row for row in rows if row.difference]):
+        raise Differs(
+            f"a rebuild of {bad[0].path} has other bytes",
+            why=f"{bad[0].difference}: {bad[0].first} was taken, {bad[0].again} came out now",
+            fix="look for a path, a date or a random name that gets into the code",
+        )
+    return [
+        {**_link(f"kernel {row.path}", row.first, row.again), "note": row.difference}
+        for row in rows
+    ]
 
 
 def locked(name: str, layout: Layout = HERE) -> tuple[Submission, Lock]:
@@ -499,4 +524,15 @@ def fill(found: Submission) -> bundles.Fill:
     return fill
 
 
-__all__ = ["Visit", "bundle", "deploy", "lock", "locked", "operator", "plan", "reproduce", "run"]
+__all__ = [
+    "Visit",
+    "build_kernels",
+    "bundle",
+    "deploy",
+    "lock",
+    "locked",
+    "operator",
+    "plan",
+    "reproduce",
+    "run",
+]

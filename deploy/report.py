@@ -116,16 +116,14 @@ def files_text(evidence: Evidence) -> str:
 
 def links_text(links: Sequence[Mapping[str, str]]) -> str:
     """The identity chain of a reproduction: name, what was locked, what came out."""
-    rows = [
-        (
-            link["link"],
-            "same" if link["locked"] == link["found"] else "DIFFERS",
-            link["found"],
-            "" if link["locked"] == link["found"] else f"locked: {link['locked']}",
-        )
-        for link in links
-    ]
-    return table(rows)
+    return table([_link_row(link) for link in links])
+
+
+def _link_row(link: Mapping[str, str]) -> tuple[str, str, str, str]:
+    if link["locked"] == link["found"]:
+        return link["link"], "same", link["found"], ""
+    note = f" ({link['note']})" if link.get("note") else ""
+    return link["link"], "DIFFERS", link["found"], f"locked: {link['locked']}{note}"
 
 
 def state_text(state: State) -> str:
@@ -377,5 +375,7 @@ def visits_json(visits: Sequence[Visit], links: Sequence[Mapping[str, str]] = ()
 
 
 def reproduction_text(visit: Visit, links: Sequence[Mapping[str, str]]) -> str:
+    other = sum(link["locked"] != link["found"] for link in links)
     same = "every link is the locked one" if links else "nothing was compared"
+    same = f"{other} of {len(links)} links are not the locked ones" if other else same
     return "\n".join([f"identities: {same}", links_text(links), "", visit_text(visit)])

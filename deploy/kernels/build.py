@@ -42,7 +42,7 @@ def build(request: BuildRequest, runner: Runner | None = None) -> Build:
     with record.locked(request.build_dir), _full_disk(request.build_dir):
         found = disk.require_local(request.build_dir)
         say(f"{request.build_dir}: {found.type}, {found.latency_us:.0f} us a call")
-        record.own(request.build_dir)
+        record.own(request.build_dir, request.out)
         ccache_dir(request).mkdir(parents=True, exist_ok=True)
         shop = Workshop.open(request, runner or Local())
         laid, warnings = _lay(shop)

@@ -9,15 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deploy.agent.machine import boot_id, start_of
 from deploy.errors import BadValues, Unreachable
 
 from .request import BuildRequest
 from .runner import Env, Local, Runner, failed
+
+if TYPE_CHECKING:
+    from docker import DockerClient
 
 KIND = "container:"
 SOCKET = "unix:///var/run/docker.sock"
@@ -75,6 +79,8 @@ class Container:
         return said
 
     def _exec(self, argv: tuple[str, ...], env: Env, cwd: Path, seconds: int, take: Any) -> int:
+        from docker.utils.socket import frames_iter
+
         # The image's user database does not know us; a home is where anybody may write.
         late = ("timeout", "-k", "10", str(seconds), *argv)
         made = self._api.exec_create(
@@ -84,8 +90,11 @@ class Container:
             workdir=str(cwd),
             user=f"{os.geteuid()}:{os.getegid()}",
         )
-        for piece in self._api.exec_start(made["Id"], stream=True):
-            take(piece)
+        # The SDK's own stream never closes its connection.
+        with contextlib.closing(self._api.exec_start(made["Id"], socket=True)) as line:
+            for _, piece in frames_iter(line, tty=False):  # type: ignore[no-untyped-call]
+                take(piece)
+            line._response.close()  # noqa: SLF001  closing the stream alone keeps the connection
         code = self._api.exec_inspect(made["Id"])["ExitCode"]
         if code is None:
             raise Unreachable(
@@ -99,16 +108,44 @@ class Container:
 @contextlib.contextmanager
 def started(image: str, folders: list[Path]) -> Iterator[Container]:
     """Start a container of `image` with these folders mounted; remove it at the end."""
-    from docker.errors import DockerException, ImageNotFound
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(_client()) as client:
+        made = _created(client, image, folders)
+        try:
+            made.start()
+            yield Container(made)
+        finally:
+            made.remove(force=True)
+
+
+def _client() -> DockerClient:
+    from docker.errors import DockerException
 
     from docker import DockerClient
 
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
+    where = os.environ.get("DOCKER_HOST", SOCKET)
     try:
+        _knock(where)
         # Reading a build's output may have nothing to read for as long as the build takes.
-        client = DockerClient(os.environ.get("DOCKER_HOST", SOCKET), timeout=6 * 3600)
-        made = client.containers.create(
+        return DockerClient(where, timeout=6 * 3600)
+    except (DockerException, OSError) as err:
+        raise _no_engine(err) from err
+
+
+def _knock(where: str) -> None:
+    """Raise OSError when nobody listens at a socket: the SDK would leave its own one open."""
+    kind, _, path = where.partition("://")
+    if kind == "unix":
+        with socket.socket(socket.AF_UNIX) as knock:
+            knock.connect(path)
+
+
+def _created(client: DockerClient, image: str, folders: list[Path]) -> Any:
+    from docker.errors import DockerException, ImageNotFound
+
+    try:
+        return client.containers.create(
             image,
             entrypoint=["sleep"],
             command=["infinity"],
@@ -123,13 +160,11 @@ def started(image: str, folders: list[Path]) -> Iterator[Container]:
             why=str(err.explanation or err),
             fix="pull it first, or correct --where",
         ) from err
-    except DockerException as err:
-        raise Unreachable(
-            "there is no Docker engine", why=str(err), fix="start one, or build with --where local"
-        ) from err
-    try:
-        made.start()
-        yield Container(made)
-    finally:
-        made.remove(force=True)
-        client.close()
+    except (DockerException, OSError) as err:
+        raise _no_engine(err) from err
+
+
+def _no_engine(err: Exception) -> Unreachable:
+    return Unreachable(
+        "there is no Docker engine", why=str(err), fix="start one, or build with --where local"
+    )

@@ -6,8 +6,9 @@ for byte, as those of the commit it was built from: an edited Python file makes 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from deploy.layout import Layout
 from deploy.manifest import Manifest
 from deploy.values import Delta, PathClass
 
-from . import build, record, results, tree
+from . import build, elf, record, results, tree
 from .proof import Findings
 from .request import Artefact, BuildRequest, Wanted
 from .runner import Local
@@ -125,6 +126,48 @@ def audited(
     if evidence["incidental"]["where"] != Local.where or not (there and mine):
         return Findings()
     return build.audit(replace(request, head=before.head, changed=tuple(before.changed)))
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """One artefact and a second build of it; `difference` is "" when the bytes are equal."""
+
+    path: str
+    first: str
+    again: str
+    difference: str
+
+
+def rebuilt(
+    manifest: Manifest, repo: Path, delta: Delta, layout: Layout, artefacts: Iterable[Artefact]
+) -> list[Rebuilt]:
+    """Build from nothing once more, without the compiler cache's help, and compare the bytes.
+
+    Raises:
+        UnfitTarget: this machine has no toolchain. And whatever `build.build` raises.
+    """
+    request = request_of(manifest, repo, delta, layout)
+    folder = request.build_dir.with_name(f"{request.build_dir.name}-again")
+    again = replace(
+        request, build_dir=folder, out=folder / "out", ccache_dir=folder.with_name("ccache-again")
+    )
+    for place in (again.build_dir, again.ccache_dir):
+        assert place is not None
+        shutil.rmtree(place, ignore_errors=True)
+    try:
+        made = {one.path: one for one in build.build(again).artefacts}
+        return [_compared(one, made.get(one.path)) for one in artefacts]
+    finally:
+        for place in (again.build_dir, again.ccache_dir):
+            assert place is not None
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _compared(one: Artefact, other: Artefact | None) -> Rebuilt:
+    if other is None:
+        return Rebuilt(one.path, one.sha256, "", "the rebuild has no such file")
+    difference = elf.first_difference(elf.read(one.file), elf.read(other.file))
+    return Rebuilt(one.path, one.sha256, other.sha256, difference)
 
 
 def pinned(artefacts: Iterable[Artefact], evidence: Mapping[str, Any]) -> dict[str, Any]:

@@ -122,12 +122,13 @@ def configured_by(path: str) -> bool:
     return name in ("CMakeLists.txt", "CMakePresets.json") or name.endswith((".cmake", ".cmake.in"))
 
 
-def own(folder: Path) -> None:
-    """Mark a folder as ours, or refuse one that holds somebody else's files."""
+def own(folder: Path, *ours: Path) -> None:
+    """Mark a folder as ours, or refuse one that holds files of others than us (`ours`)."""
     mark = folder / MARK
     if mark.exists():
         return
-    others = sorted(set(os.listdir(folder)) - {"lock", MARK, FILE})
+    known = {"lock", MARK, FILE, *(path.name for path in ours if path.parent == folder)}
+    others = sorted(set(os.listdir(folder)) - known)
     if others:
         raise Refused(
             f"{folder} is not a build folder of ours",

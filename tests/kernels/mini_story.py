@@ -27,6 +27,7 @@ kernels:
   arch: {arch}
   build_dir: {builds}
   jobs: 2
+  reproducible: {reproducible}
   ccache: {{dir: {ccache}}}
   extensions:
     _rocm_C:
@@ -71,7 +72,7 @@ class Story:
     def target(self) -> str:
         return f"local:{self.root}"
 
-    def write(self, head: str, arch: str = ARCH) -> None:
+    def write(self, head: str, arch: str = ARCH, reproducible: str = "reported") -> None:
         text = MANIFEST.format(
             python=self.tools.python,
             env_script=self.env_script,
@@ -80,6 +81,7 @@ class Story:
             base=self.checkout.base,
             head=head,
             arch=arch,
+            reproducible=reproducible,
             builds=self.builds,
             ccache=self.ccache,
             schema=EXTENSION.ops["LLMM1"],

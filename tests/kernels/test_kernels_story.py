@@ -10,7 +10,7 @@ import pytest
 from deploy import flow
 from deploy.agent.words import Verb
 from deploy.carriers import Request
-from deploy.errors import StaleLock
+from deploy.errors import Differs, StaleLock
 from deploy.gates import Verdict
 from tests.kernels.conftest import Built
 from tests.kernels.mini_room import ARCH, EXTENSION, Checkout, Tools
@@ -79,3 +79,29 @@ def test_a_changed_artefact_is_not_packed(story: Story) -> None:
     assert again["rebuilt"] is True
     assert again["artefacts"] == built["artefacts"]
     assert json.loads((out / "kernels.json").read_text())["schema"] == "kernels/1"
+
+
+def test_a_rebuild_with_other_bytes_is_told_with_its_section_and_fails_when_asked(
+    story: Story,
+) -> None:
+    """A random name gets into the code, as a build path or a date would."""
+    story.write(story.checkout.edit("csrc/rocm/attention.cu", "* 0.5f", "* 0.25f"))
+    flow.build_kernels("mini", story.layout)
+    same = flow.kernel_links(flow.plan("mini", story.layout))
+    assert [(row["locked"] == row["found"], row["note"]) for row in same] == [(True, "")]
+
+    text = 'string(RANDOM LENGTH 12 name)\nadd_compile_definitions(RANDOM_NAME="${name}")\n'
+    story.checkout.edit("CMakeLists.txt", "set(hipified", f"{text}set(hipified")
+    head = story.checkout.edit(
+        "csrc/rocm/torch_bindings.cpp",
+        "namespace {",
+        "const char* kName = RANDOM_NAME;\nnamespace {",
+    )
+    story.write(head, reproducible="required")
+    flow.build_kernels("mini", story.layout)
+
+    with pytest.raises(Differs, match="has other bytes") as caught:
+        flow.kernel_links(flow.plan("mini", story.layout))
+
+    assert "section .rodata differs" in caught.value.why or "build-id" in caught.value.why
+    assert not list(story.builds.glob("*-again"))
