@@ -22,6 +22,7 @@ from typing import IO, Any
 import paramiko
 
 from deploy import inventory
+from deploy.agent.main import launch_env
 from deploy.agent.words import BundleError, Exit, Verb, canonical, digest, printable
 from deploy.bundle import Bundle, listing_of
 from deploy.carriers import Request
@@ -218,6 +219,7 @@ class _Call:
             "root": host.root,
             "inputs": digest(self._bundle.inputs),
             "base_files": self._bundle.inputs.get("base_files"),
+            "env": launch_env(self._bundle.inputs),
             "listing": listing_of(self._bundle) if request.options.get("all") else "",
             "agent": self._bundle.agent,
         }
