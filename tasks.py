@@ -24,11 +24,18 @@ if TYPE_CHECKING:
 _NAMESPACES: tuple[ModuleType, ...] = (serve, bench, profile, hosts)
 
 
-@task(example="./inv reproduce -n demo")
-def reproduce(_: Context, name: str = "", json: bool = False) -> int:
+@task(
+    example="./inv reproduce -n demo",
+    help={"to": "image: rebuild the image instead, and compare it up to the tree inside"},
+)
+def reproduce(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
     """Rebuild a submission from its lock into a fresh root, deploy it, verify it, compare all."""
     from deploy import flow, report
 
+    if to:
+        from deploy.tasks.image import reproduce_image
+
+        return reproduce_image(name, to, json=json)
     visit, links = flow.reproduce(name)
     if json:
         show_json(report.visits_json([visit], links))

@@ -179,15 +179,7 @@ def reproduce(name: str, layout: Layout = HERE) -> tuple[Visit, list[dict[str, s
     Raises:
         Differs: the first link that diverged, with both values.
     """
-    manifest = submission.load(name, layout)
-    pinned = read_lock(layout.lock(manifest.name))
-    check_fresh(pinned, manifest)
-    found = submission.resolve(manifest, layout)
-    say(f"{found.name}: resolved {found.delta.base[:12]}..{found.delta.head[:12]}")
-    links = _compare(_source_links(found, pinned))
-    made = _pack(found)
-    say(f"{found.name}: packed {made.path.name}")
-    links += _compare(_bundle_links(found, made, pinned))
+    found, made, pinned, links = rederive(name, layout)
     links += kernel_links(found)
     root = _lay(found)
     say(f"{found.name}: laid a pristine root at {root}")
@@ -199,6 +191,25 @@ def reproduce(name: str, layout: Layout = HERE) -> tuple[Visit, list[dict[str, s
     links.append(_link("tree", str(pinned.expect.get("tree", "")), visit.evidence.tree))
     _write_evidence(found, visit, links)
     return visit, links
+
+
+def rederive(
+    name: str, layout: Layout = HERE
+) -> tuple[Submission, Bundle, Lock, list[dict[str, str]]]:
+    """Resolve and pack from the lock alone, and compare every link up to the bundle.
+
+    Raises:
+        Differs: the first link that diverged, with both values.
+    """
+    manifest = submission.load(name, layout)
+    pinned = read_lock(layout.lock(manifest.name))
+    check_fresh(pinned, manifest)
+    found = submission.resolve(manifest, layout)
+    say(f"{found.name}: resolved {found.delta.base[:12]}..{found.delta.head[:12]}")
+    links = compare(_source_links(found, pinned))
+    made = _pack(found)
+    say(f"{found.name}: packed {made.path.name}")
+    return found, made, pinned, links + compare(_bundle_links(found, made, pinned))
 
 
 def kernel_links(found: Submission) -> list[dict[str, str]]:
@@ -236,7 +247,7 @@ def locked(name: str, layout: Layout = HERE) -> tuple[Submission, Lock]:
     check_fresh(pinned, manifest)
     found = submission.resolve(manifest, layout)
     try:
-        _compare(_source_links(found, pinned))
+        compare(_source_links(found, pinned))
     except Differs as err:
         raise StaleLock(err.what, why=err.why, fix=f"run `inv lock -n {found.name}`") from err
     return found, pinned
@@ -277,7 +288,7 @@ def _locked_bundle(found: Submission, pinned: Lock) -> Bundle:
         return bundles.read(path)
     made = _pack(found)
     try:
-        _compare(_bundle_links(found, made, pinned))
+        compare(_bundle_links(found, made, pinned))
     except Differs as err:
         raise StaleLock(err.what, why=err.why, fix=err.fix) from err
     return made
@@ -304,7 +315,7 @@ def _bundle_links(found: Submission, made: Bundle, pinned: Lock) -> list[tuple[s
     ]
 
 
-def _compare(links: Sequence[tuple[str, str, str]]) -> list[dict[str, str]]:
+def compare(links: Sequence[tuple[str, str, str]]) -> list[dict[str, str]]:
     """Return the links as rows; raise Differs at the first that diverged."""
     for link, was, now in links:
         if was != now:
@@ -528,11 +539,13 @@ __all__ = [
     "Visit",
     "build_kernels",
     "bundle",
+    "compare",
     "deploy",
     "lock",
     "locked",
     "operator",
     "plan",
+    "rederive",
     "reproduce",
     "run",
 ]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy import flow, scripts
+from deploy.agent.plan import tree_digest
 from deploy.bundle import Bundle
 from deploy.carriers.assembly import (
     BUNDLE,
@@ -38,7 +39,7 @@ from deploy.carriers.engine import NAME, Engine, open_engine
 from deploy.console import say
 from deploy.errors import BadValues, BundleError
 from deploy.image.archive import Image, Reference, archive_size, stream
-from deploy.image.base import Memory, Pin, new_index, repo_digests
+from deploy.image.base import Memory, Pin, new_index, repo_digests, resolve
 from deploy.image.config import Base, Descriptor, content_id
 from deploy.image.layer import Layer
 from deploy.image.plain import Plain, plain
@@ -98,6 +99,40 @@ def build_dockerfile(name: str, layout: Layout = HERE, *, tag: str = "") -> Buil
         base=base.diff_ids[:-1],
         run_config=base.run_config,
     )
+
+
+def reproduce(
+    name: str, layout: Layout = HERE, *, tag: str = ""
+) -> tuple[Built, list[dict[str, str]]]:
+    """Rebuild the image from nothing but the lock, and compare rung by rung up to the tree inside.
+
+    Raises:
+        Differs: the first rung that diverged, with both values.
+    """
+    found, made, pinned, links = flow.rederive(name, layout)
+    job = _Job(found, made, pinned)
+    want = dict(pinned.expect.get("image") or {})
+    with open_engine() as engine, job.base(engine, pull=False) as (reference, base):
+        order = dataclasses.replace(job.order(reference, base, tag), expect={})
+        built = build(engine, order, job.folders, progress=_Meter("load"), fresh=True)
+        tree = _tree_inside(engine, built.reference, made)
+    if found.wheel is not None and _is_plain(found):
+        links += flow.compare([("base image", ",".join(base.diff_ids), ",".join(built.base))])
+    rungs = ("layer", "config", "manifest", "content", "run_config")
+    known = [rung for rung in rungs if want.get(rung)]
+    links += flow.compare([(f"image {r}", want[r], built.expect[r]) for r in known])
+    shown = built.config if built.id == built.config else built.manifest
+    links += flow.compare([("image id", shown, built.id)])
+    links += flow.compare([("tree inside", str(pinned.expect.get("tree", "")), tree)])
+    return built, links
+
+
+def _tree_inside(engine: Engine, reference: str, made: Bundle) -> str:
+    """The tree digest as the files of a container show it; no program of the image takes part."""
+    plan = made.plan
+    with engine.still(reference) as still:
+        site = resolve(still, plan.site)
+        return tree_digest((e.path, still.look(f"{site}/{e.path}").state) for e in plan.files)
 
 
 def expect(found: Submission, made: Bundle) -> dict[str, Any]:

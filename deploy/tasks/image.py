@@ -1,4 +1,4 @@
-"""The tasks about images: build-image, render, gc. tasks.py gathers them."""
+"""The tasks about images: build-image, render, reproduce -t image. tasks.py gathers them."""
 
 from __future__ import annotations
 
@@ -38,6 +38,27 @@ def build_image(
         show_json(built.to_json())
     else:
         print(built.text)
+    return 0
+
+
+def reproduce_image(name: str, to: str, *, json: bool) -> int:
+    """What `reproduce -t image` does; any other target is a wrong value."""
+    from deploy import imaging
+    from deploy.errors import BadValues
+
+    kind, _, tag = to.partition(":")
+    if kind != "image":
+        raise BadValues(
+            f"cannot reproduce into {to}",
+            why="a submission is reproduced into a fresh root of this machine, or into an image",
+            fix="leave -t out, or say -t image",
+        )
+    built, links = imaging.reproduce(name, tag=tag)
+    if json:
+        show_json({**built.to_json(), "links": links})
+    else:
+        print("\n".join(f"{row['link']:<18} {row['found']}" for row in links))
+        print(f"the image {built.reference} is the locked one")
     return 0
 
 
