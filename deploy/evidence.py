@@ -76,7 +76,7 @@ def parse(text: bytes | str) -> Evidence:
     try:
         raw = json.loads(text)
         _check(raw)
-    except (ValueError, KeyError, TypeError, RecursionError) as err:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise BadValues(
             "this is no evidence of an agent",
             why=f"{type(err).__name__}: {err}",
@@ -108,5 +108,24 @@ def _check(raw: Any) -> None:
         if not isinstance(row["path"], str):
             raise ValueError("a file without a path")
     error = raw.get("error")
-    if error and not all(isinstance(error.get(k), str) for k in ("what", "why", "fix")):
+    if error and not _texts(error, "what", "why", "fix"):
         raise ValueError("its error has no three lines")
+    if not all(_texts(place, "state") for place in (raw.get("origin") or {}).values()):
+        raise ValueError("an import without a state")
+    if not all(_texts(trap, "kind", "where", "why", "mend") for trap in raw.get("traps") or ()):
+        raise ValueError("a trap without its texts")
+    if audit := raw.get("audit"):
+        _check_audit(audit)
+
+
+def _check_audit(audit: Any) -> None:
+    if not all(isinstance(paths, list) for paths in audit["owners"].values()):
+        raise ValueError("an audit without its lists")
+    if not all(isinstance(fault, str) for fault in audit["faults"]):
+        raise ValueError("an audit's fault that is no text")
+    if not all(_texts(row, "path", "owner", "why") for row in audit["files"]):
+        raise ValueError("an audit's file without its texts")
+
+
+def _texts(value: Any, *keys: str) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in keys)

@@ -23,6 +23,7 @@ from deploy.wheel import DAMAGE, Wheel
 
 __all__ = ["Base", "of_tree", "of_wheel", "read", "unlike_base", "with_vendor", "write"]
 
+_MOST_BYTES = 32 << 20  # 100,000 files stay below
 _MODES = {"100644": "0644", "100755": "0755", LINK: "link"}
 
 
@@ -117,8 +118,12 @@ def with_vendor(base: Base, files: Path, wheel: Wheel | None = None) -> Base:
 def read(path: Path) -> dict[str, Entry]:
     """Return what a manifests/NAME.files lists. Raises BadValues naming every wrong line."""
     try:
-        return parse(path.read_bytes().decode("utf-8"))
-    except (BundleError, UnicodeDecodeError) as err:
+        with path.open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+        if len(raw) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+        return parse(raw.decode("utf-8"))
+    except (BundleError, OSError, ValueError) as err:
         why = err.why if isinstance(err, BundleError) else str(err)
         raise BadValues(
             f"cannot use {path.name}",

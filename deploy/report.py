@@ -197,7 +197,12 @@ def visit_text(visit: Visit) -> str:
         lines += service_lines(visit.evidence.raw)
     if visit.gates:
         lines.append(gates_text(visit.gates))
-    return "\n".join(lines)
+    return _safe("\n".join(lines))
+
+
+def _safe(text: str) -> str:
+    """Whatever a target said, a terminal shows it and does nothing else with it."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _headline(visit: Visit) -> str:
@@ -205,7 +210,7 @@ def _headline(visit: Visit) -> str:
         return "no evidence"
     met = visit.met or visit.evidence.raw.get("met")
     seen = f", met: {met}" if met else ""
-    return f"{visit.evidence.verb.value}: {visit.evidence.outcome}{seen}"
+    return printable(f"{visit.evidence.verb.value}: {visit.evidence.outcome}{seen}")
 
 
 def fleet_text(visits: Sequence[Visit]) -> str:
