@@ -29,6 +29,7 @@ from deploy.carriers.assembly import (
     Ground,
     Order,
     assembled,
+    base_of,
     build,
     described,
     handed_in,
@@ -42,7 +43,7 @@ from deploy.image.archive import Image, Reference, archive_size, stream
 from deploy.image.base import Memory, Pin, new_index, repo_digests, resolve
 from deploy.image.config import Base, Descriptor, content_id
 from deploy.image.layer import Layer
-from deploy.image.plain import Plain, plain
+from deploy.image.plain import LABEL, Plain, plain
 from deploy.layout import HERE, Layout
 from deploy.lock import Lock, read_lock
 from deploy.scripts import Rendered
@@ -180,7 +181,8 @@ def render(name: str, layout: Layout = HERE, *, output: str = "") -> list[Path]:
 
 
 def gc(layout: Layout = HERE) -> list[dict[str, str]]:
-    """Remove what calls of this product left: containers of dead calls, images of older builds.
+    """Remove what calls of this product left: containers of dead calls, images of older builds, and
+    bases that were made here.
 
     An image that was built last for its manifest stays, and so does one that a container uses.
     """
@@ -190,7 +192,7 @@ def gc(layout: Layout = HERE) -> list[dict[str, str]]:
         for one in engine.left_over():
             engine.remove_container(one["Id"])
             rows.append({"kind": "container", "id": one["Id"], "kept": ""})
-        for image in _superseded(engine.images(NAME)):
+        for image in [*_superseded(engine.images(NAME)), *_bases(engine.images(LABEL))]:
             why = engine.remove_image(image["Id"])
             rows.append({"kind": "image", "id": image["Id"], "kept": why})
     return rows
@@ -199,6 +201,11 @@ def gc(layout: Layout = HERE) -> list[dict[str, str]]:
 def _superseded(images: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Images of ours that no tag names any more: a later build took the name."""
     return [one for one in images if not _tags(one)]
+
+
+def _bases(images: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Bases of ours, which are made again when they are needed; images on them are none."""
+    return [one for one in images if NAME not in (one.get("Labels") or {})]
 
 
 def _tags(image: Mapping[str, Any]) -> list[str]:
@@ -357,7 +364,7 @@ def _to_file(job: _Job, tag: str, path: Path, *, fresh: bool) -> Built:
                 return _written(image, order, path)
     with open_engine() as engine, job.base(engine, pull=False) as (reference, base):
         order = job.order(reference, base, tag)
-        build(engine, order, job.folders, progress=_Meter("load"), fresh=fresh)
+        base_of(engine, order)
         with _saved(engine, job, reference) as (whole, layers):
             known = dataclasses.replace(order, base_layers=layers)
             with assembled(whole, known, job.folders, fresh=fresh) as image:

@@ -188,7 +188,7 @@ def build(
         Differs: the ids are not the locked ones, and nothing was loaded; or the engine shows others
             than predicted, and the image was removed again.
     """
-    base = _base(engine, order)
+    base = base_of(engine, order)
     record = folders.work / "image.json"
     if not fresh and output is None and (known := _unchanged(engine, record, order, base)):
         require_expected(known, order.expect)
@@ -220,7 +220,8 @@ def _withdrawn_on_doubt(engine: Engine, reference: Reference) -> Iterator[None]:
         raise
 
 
-def _base(engine: Engine, order: Order) -> Base:
+def base_of(engine: Engine, order: Order) -> Base:
+    """The base as the engine holds it. Raises UnfitTarget or StaleLock when it is not the pin."""
     found = engine.inspect(order.base)
     if found is None:
         raise UnfitTarget(
@@ -516,6 +517,7 @@ __all__ = [
     "Ground",
     "Order",
     "assembled",
+    "base_of",
     "build",
     "described",
     "handed_in",

@@ -23,6 +23,8 @@ from .layer import SLICE, Entry, Layer, confirm, write_layer
 
 # A wheel has no clock that may be used, and engines take 1970 for "never": the first year of a zip.
 EPOCH = 315_532_800
+# Marks the base in an engine, and all that stands on it; its value is the wheel's sha256.
+LABEL = "dcu-bundle.base"
 _NOTE = Added(note="the tree of a wheel")
 _ENCODER = "plain/1"
 
@@ -89,7 +91,7 @@ def plain(wheel: Wheel, site: str, cache: Path, platform: str = "linux/amd64") -
         base = Base(
             diff_ids=(digest,),
             architecture=platform.split("/")[1],
-            config={"Env": [DEFAULT_PATH]},
+            config={"Env": [DEFAULT_PATH], "Labels": {LABEL: wheel.sha256}},
             layers=(Descriptor(digest=digest, size=size),),
         )
         yield Plain(base, EntryFiles(entries), entries)
