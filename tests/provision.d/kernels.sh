@@ -3,10 +3,12 @@
 #
 # Debian's clang makes real gfx906 code objects, and CMake's HIP language only wants them below one
 # prefix. So this lays out such a prefix, in the shape that DTK has: a stand-in for its folder, not
-# for its compiler. Prints the two folders it made; a second call finds them and does nothing.
+# for its compiler. A second call finds all and does nothing.
 #
-#   tests/provision.d/kernels.sh
-#       DCU_TEST_CACHE   where both go (default: ~/.cache/dcu-bundle)
+#   kernels.sh start    install and lay out what is missing; print the two folders
+#   kernels.sh status   0 when all is there
+#
+# DCU_TEST_CACHE names the folder that holds both (default: ~/.cache/dcu-bundle). Nothing keeps running.
 set -eu
 
 cache=${DCU_TEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dcu-bundle}
@@ -15,7 +17,7 @@ venv=$cache/kernels-venv
 hip_version=5.2.21153
 torch=torch==2.13.0
 packages='hipcc libamdhip64-dev rocm-device-libs libamd-comgr-dev libhsa-runtime-dev
-          clang-15 lld-15 ccache ninja-build cmake strace g++'
+          clang-15 lld-15 ccache ninja-build cmake gcc g++ sshfs openssh-sftp-server'
 
 say() { printf 'provision kernels: %s\n' "$*" >&2; }
 
@@ -93,11 +95,19 @@ EOF
 
 digest() { sha256sum <"$1" | cut -d' ' -f1; }
 
-make_venv() {
-    for python in python3.11 python3.12 python3.10 python3.13 python3; do
-        "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
-            2>/dev/null && break
+# A Python that can be compiled against: a shim may name one that is not there.
+find_python() {
+    for python in python3.11 python3.12 python3.10 python3.13 python3 /usr/bin/python3; do
+        "$python" -c 'import os, sys, sysconfig
+sys.exit(not ((3, 10) <= sys.version_info[:2] <= (3, 13)
+              and os.path.exists(sysconfig.get_path("include") + "/Python.h")))' \
+            2>/dev/null && return 0
     done
+    return 1
+}
+
+make_venv() {
+    find_python || { packages="$packages python3-dev python3-venv"; install_packages; find_python; }
     say "making $venv with $python and $torch"
     rm -rf "$venv"
     "$python" -m venv "$venv"
@@ -105,10 +115,34 @@ make_venv() {
     "$venv/bin/python" -c 'import torch; print(torch.__version__)' >"$venv/.torch"
 }
 
-mkdir -p "$cache"
-exec 9>"$cache/kernels.lock"
-flock 9
-install_packages
-[ "$(cat "$prefix/.made-by" 2>/dev/null)" = "$(digest "$0")" ] || make_prefix
-[ -s "$venv/.torch" ] && "$venv/bin/python" -c '' 2>/dev/null || make_venv
-printf '%s\n%s\n' "$prefix" "$venv"
+prefix_is_made() { [ "$(cat "$prefix/.made-by" 2>/dev/null)" = "$(digest "$0")" ]; }
+
+venv_is_made() { [ -s "$venv/.torch" ] && "$venv/bin/python" -c '' 2>/dev/null; }
+
+start() {
+    mkdir -p "$cache"
+    exec 9>"$cache/kernels.lock"
+    flock 9
+    install_packages
+    prefix_is_made || make_prefix
+    venv_is_made || make_venv
+    printf '%s\n%s\n' "$prefix" "$venv"
+}
+
+status() {
+    prefix_is_made || { say "the toolchain is not laid out"; return 1; }
+    venv_is_made || { say "there is no Python with torch"; return 1; }
+    for tool in ninja ccache cmake clang++-15; do
+        command -v "$tool" >/dev/null || { say "$tool is not installed"; return 1; }
+    done
+    say "toolchain in $prefix, torch $(cat "$venv/.torch")"
+}
+
+case ${1:-} in
+start) start ;;
+status) status ;;
+*)
+    say "usage: kernels.sh start|status"
+    exit 2
+    ;;
+esac
