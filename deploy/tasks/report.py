@@ -1,0 +1,61 @@
+"""The tasks that hand in: report, check-submission. Gathered by tasks.py."""
+
+from __future__ import annotations
+
+from invoke import Context
+
+from deploy.console import show_json, task
+
+
+@task(
+    name="report",
+    example="./inv report -n demo --base out/demo/bench/base.json",
+    help={
+        "run": "records of the candidate, by comma (default: the newest that was collected)",
+        "base": "records of the baseline, by comma, as many",
+        "profile": "the profiler's *.hipkernel.csv, or its *.db",
+        "before": "the baseline's",
+        "accuracy_base": "a table of the accuracy suite, or a record: the baseline's",
+        "accuracy_candidate": "the candidate's",
+        "out": "where to write (default: out/NAME)",
+    },
+)
+def write_report(
+    _: Context, name: str = "", to: str = "", run: str = "", base: str = "", profile: str = "",
+    before: str = "", accuracy_base: str = "", accuracy_candidate: str = "", out: str = "",
+    json: bool = False,
+) -> int:  # fmt: skip
+    """Write the evidence as JSON, Markdown and one self-contained HTML page."""
+    from deploy import page, reporting
+
+    found, paths = reporting.write(
+        name, to=to, run=run, base=base, profile=profile, before=before,
+        accuracy_base=accuracy_base, accuracy_candidate=accuracy_candidate, out=out,
+    )  # fmt: skip
+    if json:
+        show_json(found)
+    else:
+        print(page.headline(found))
+        print("\n".join(f"  {path}" for path in paths))
+    return 0
+
+
+@task(
+    name="check-submission",
+    example="./inv check-submission --file qwen35.pyz",
+    help={"file": "a bundle, or the folder that is handed in"},
+)
+def check_submission(_: Context, file: str = "", json: bool = False) -> int:
+    """Check everything about a submission that needs no card: one table. Changes nothing."""
+    from pathlib import Path
+
+    from deploy import inspection
+    from deploy.agent.words import Exit
+    from deploy.report import table
+
+    rows = inspection.inspect(Path(file))
+    if json:
+        show_json({"schema": "inspection/1", "checks": [row._asdict() for row in rows]})
+    else:
+        print(table([(row.state, row.what, row.found) for row in rows], ""))
+    return Exit.DIFFERS if any(row.state == "FAILED" for row in rows) else Exit.OK
