@@ -17,7 +17,7 @@ from deploy.layout import HERE
 # A library -> the modules that may import it (a package's name means all in it).
 _SEAMS = {
     "yaml": ("deploy.document", "deploy.manifest", "deploy.lock"),
-    "jinja2": ("deploy.render", "deploy.report"),
+    "jinja2": ("deploy.page", "deploy.render", "deploy.report"),
     "docker": ("deploy.carriers.container", "deploy.carriers.image", "deploy.carriers.engine",
                "deploy.carriers.recipe", "deploy.image", "deploy.kernels"),
     "fabric": ("deploy.carriers",),
