@@ -92,7 +92,14 @@ def list_base(name: str, to: str, layout: Layout = HERE) -> tuple[Path, bool]:
     The lock is not needed: this is what a lock of a vendor's image is made with.
     """
     found = plan(name, layout)
-    [target] = _targets(found, to)
+    targets = _targets(found, to)
+    if len(targets) != 1:
+        raise BadValues(
+            "the files of one target are listed at a time",
+            why=f"-t names {len(targets)}",
+            fix="name the one that is as its vendor made it",
+        )
+    [target] = targets
     said = target.deliver(_pack(found), Request(verb=Verb.FILES, operator=operator()))
     if said.error is not None:
         raise said.error

@@ -1,0 +1,206 @@
+"""A repository, a vendor's target and an editor: listing, lock, diff, deploy, and the edit loop."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy import flow
+from deploy.agent.words import Verb
+from deploy.carriers import Request
+from deploy.errors import BadValues
+from deploy.layout import Layout
+from tests.agent.target import BASE_FILES, SITE, Target
+
+IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.invalid", "-c", "init.defaultBranch=m")
+CORE = "pack/core.py"
+VENDORS = b"V = 'base'\n# the vendor's own line\n"
+MANIFEST = """\
+schema: 1
+name: mine
+base:
+  python: /usr/bin/python3
+  site: {site}
+  requires: {{pack: "1.0"}}
+source:
+  git: repo
+  base: {base}
+  head: {head}
+  package: pack
+overlay:
+  include: ["pack/**"]
+{accept}
+launch:
+  dir: /launch
+"""
+ACCEPT = """\
+  accept:
+    pack/core.py: {{sha256: ["{sha}"], why: the vendor patches it}}
+"""
+
+
+class Bench:
+    """A checkout with one git manifest, and a target as its vendor made it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.layout = Layout(folder / "checkout")
+        self.repo = self.layout.top / "repo"
+        self.repo.mkdir(parents=True)
+        self.layout.manifest("mine").parent.mkdir()
+        self.target = Target(folder / "target" / "root")
+        self.target.root.mkdir(parents=True)
+        self.target.make(BASE_FILES)
+        self.to = f"local:{self.target.root}"
+        self.git("init", "-q")
+        for path, data in BASE_FILES.items():
+            if path.startswith("pack/"):
+                self.write(path, data)
+        self.base = self.commit()
+        self.write(CORE, b"V = 'ours'\n")
+        self.head = self.commit()
+        self.describe()
+
+    def describe(self, accept: str = "") -> None:
+        text = MANIFEST.format(site=SITE, base=self.base, head=self.head, accept=accept)
+        self.layout.manifest("mine").write_text(text)
+
+    def git(self, *args: str) -> str:
+        argv = ("git", *IDENTITY, *args)
+        done = subprocess.run(argv, cwd=self.repo, capture_output=True, check=True, timeout=60)
+        return done.stdout.decode().strip()
+
+    def write(self, path: str, data: bytes) -> None:
+        (self.repo / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.repo / path).write_bytes(data)
+
+    def commit(self) -> str:
+        self.git("add", "-A")
+        self.git("commit", "-qm", "x")
+        return self.git("rev-parse", "HEAD")
+
+    def run(self, verb: Verb, **options: Any) -> Any:
+        [visit] = flow.run("mine", self.to, Request(verb=verb, options=options), self.layout)
+        return visit
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_base_commit_is_the_listing_of_a_package_from_git(bench: Bench) -> None:
+    made, _ = flow.lock("mine", bench.layout)
+    assert made.inputs["base_files"]["from"] == "tree"
+    [visit] = flow.deploy("mine", bench.to, Request(verb=Verb.DEPLOY), bench.layout)
+    assert visit.exit == 0
+
+    clean = bench.run(Verb.VERIFY, all=True)
+    bench.target.write("pack/tool.py", b"TOOL = 'edited'\n")
+    edited = bench.run(Verb.VERIFY, all=True)
+
+    assert clean.exit == 0
+    assert clean.evidence.raw["audit"]["owners"]["ours"] == [CORE]
+    assert any("the whole package was read" in proof for proof in clean.gates[0].proofs)
+    assert edited.exit == 10
+    assert any(fault.startswith("foreign: pack/tool.py") for fault in edited.gates[0].faults)
+
+
+def test_a_vendors_bytes_are_shown_by_lock_and_accepted_by_name_only(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.target.write(CORE, VENDORS)
+    bench.target.write("pack/blas.so", b"\x7fELF")
+
+    path, changed = flow.list_base("mine", bench.to, bench.layout)
+    made, _ = flow.lock("mine", bench.layout)
+
+    assert (path.name, changed) == ("mine.files", True)
+    assert flow.list_base("mine", bench.to, bench.layout)[1] is False
+    assert made.inputs["base_files"]["from"] == "files"
+    said = capsys.readouterr().err
+    [line] = [line for line in said.splitlines() if "vendor's own" in line]
+    sha = line.split("(")[1].split(")")[0]
+    assert CORE in line
+    [refused] = flow.deploy("mine", bench.to, Request(verb=Verb.DEPLOY), bench.layout)
+    assert refused.exit == 6
+
+    bench.describe(ACCEPT.format(sha=sha))
+    flow.lock("mine", bench.layout)
+    assert "vendor's own" not in capsys.readouterr().err
+    [visit] = flow.deploy("mine", bench.to, Request(verb=Verb.DEPLOY), bench.layout)
+    audited = bench.run(Verb.VERIFY, all=True)
+    assert (visit.exit, audited.exit) == (0, 0)
+    owners = audited.evidence.raw["audit"]["owners"]
+    assert owners["vendor"] == ["pack-1.0.dist-info/METADATA", "pack/blas.so"]
+    assert "pack/tool.py" in owners["base"]
+
+
+def test_a_listing_that_changed_makes_the_lock_stale(bench: Bench) -> None:
+    from deploy.errors import StaleLock
+
+    flow.list_base("mine", bench.to, bench.layout)
+    flow.lock("mine", bench.layout)
+    path = bench.layout.files("mine")
+    path.write_text(path.read_text().replace(" vendor pack/tool.py", " vendor pack/tool2.py"))
+    with pytest.raises(StaleLock):
+        flow.locked("mine", bench.layout)
+
+
+def test_a_diff_is_from_the_targets_own_bytes(bench: Bench) -> None:
+    bench.target.write(CORE, VENDORS)
+
+    [visit], diffs = flow.diff("mine", bench.to, bench.layout)
+
+    assert visit.exit == 6  # a deploy would refuse, and this is what it would refuse to overwrite
+    assert diffs[visit.target] == (
+        "diff --git target/pack/core.py plan/pack/core.py\n"
+        + diffs[visit.target].splitlines(keepends=True)[1]
+        + "--- target/pack/core.py\n+++ plan/pack/core.py\n@@ -1,2 +1 @@\n"
+        "-V = 'base'\n-# the vendor's own line\n+V = 'ours'\n"
+    )
+
+
+def test_saved_deployed_and_verified_again_and_again(bench: Bench) -> None:
+    """The edit loop, with what an editor does: change, add, delete."""
+    edits: list[tuple[str, bytes | None]] = [
+        (CORE, b"V = 'first'\n"),
+        (CORE, b"V = 'again'\n"),  # of equal size, within the same second
+        ("pack/fresh.py", b"NEW = 1\n"),
+        ("pack/fresh.py", None),
+        ("pack/tool.py", None),
+    ]
+    request = Request(verb=Verb.DEPLOY)
+    took = []
+    for path, data in edits:
+        if data is None:
+            (bench.repo / path).unlink()
+        else:
+            bench.write(path, data)
+        began = time.monotonic()
+        [visit] = flow.deploy("mine", bench.to, request, bench.layout, worktree=True)
+        took.append(time.monotonic() - began)
+        assert visit.exit == 0, visit
+        assert visit.evidence is not None
+        assert visit.evidence.verb is Verb.VERIFY
+        assert bench.target.exists(path) == (data is not None)
+        if data is not None:
+            assert bench.target.read(path) == data
+    assert bench.target.imported("pack.core") == "again"
+    assert bench.git("rev-parse", "HEAD") == bench.head
+    assert sorted(took)[len(took) // 2] < 10  # seconds, on a busy machine; the bench measures it
+
+
+def test_the_worktree_cannot_be_locked_past_the_edits(bench: Bench) -> None:
+    bench.write(CORE, b"V = 'not committed'\n")
+    with pytest.raises(BadValues) as caught:
+        flow.lock("mine", bench.layout)
+    assert CORE in caught.value.why
+
+
+def test_files_of_several_targets_are_not_mixed(bench: Bench) -> None:
+    with pytest.raises(BadValues):
+        flow.list_base("mine", f"{bench.to},{bench.to}", bench.layout)
