@@ -141,10 +141,6 @@ class _Run:
         twins.forget(binary, changed)
         for item in self.shop.stale_objects():
             (binary / item.path).unlink(missing_ok=True)
-        names = [item.path for item in self.shop.dependencies()]
-        for path in objects.in_the_future(binary, names):
-            self.warnings.append(f"object ahead of the clock, compiled again: {path}")
-            (binary / path).unlink(missing_ok=True)
         # The library is linked again in every run: it may be ahead of the clock, or not ours.
         for target in self.shop.targets:
             for library in binary.glob(f"{target}.*so"):

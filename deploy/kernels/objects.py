@@ -99,7 +99,7 @@ def uses(
 
 
 def in_the_future(folder: Path, paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the files ahead of the clock: ninja takes them for newer than any edit."""
+    """Return the files ahead of the clock: ninja would build from them again at every call."""
     limit = time.time() + FUTURE_SECONDS
     found = []
     for path in paths:

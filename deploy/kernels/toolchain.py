@@ -65,12 +65,11 @@ def survey(request: BuildRequest, runner: Runner, known: Mapping[str, str]) -> T
     try:
         said = runner.ask(command, env=_clean(), cwd=Path("/"))
     except UnfitTarget as err:
-        raise UnfitTarget(
-            "cannot look at the toolchain",
-            why=f"{request.env_script or request.python}: {err.why}",
-            fix="correct base.env_script and base.python in the manifest",
-        ) from err
-    found = json.loads(said.rsplit(MARK, 1)[1].splitlines()[0])
+        raise _blind(request, err.why) from err
+    _, mark, answer = said.rpartition(MARK)
+    if not mark:
+        raise _blind(request, "it ended before the interpreter was started")
+    found = json.loads(answer.splitlines()[0])
     if isinstance(known, dict):
         known.clear()
         known.update(found["known"])
@@ -88,6 +87,14 @@ def survey(request: BuildRequest, runner: Runner, known: Mapping[str, str]) -> T
 def recorded(env: Mapping[str, str]) -> dict[str, str]:
     """Return the part of an environment that evidence shows: none that names a person."""
     return {key: value for key, value in sorted(env.items()) if key not in PERSONAL}
+
+
+def _blind(request: BuildRequest, why: str) -> UnfitTarget:
+    return UnfitTarget(
+        "cannot look at the toolchain",
+        why=f"{request.env_script or request.python}: {why}",
+        fix="correct base.env_script and base.python in the manifest",
+    )
 
 
 def _clean() -> dict[str, str]:

@@ -466,3 +466,93 @@ def test_a_folder_with_somebodys_files_is_left_alone(
         build(request_for(tools, checkout, room))
 
     assert (room / "build-dir/thesis.tex").read_text() == "precious"
+
+
+def test_an_old_cmake_a_failing_env_script_and_a_missing_python_are_told(
+    tools: Tools, checkout: Checkout, room: Path
+) -> None:
+    old = room / "old/cmake"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\necho cmake version 3.16.3\n")
+    old.chmod(0o755)
+    scripts = {
+        f'. "{tools.env_script}"\nPATH={old.parent}:$PATH\n': "CMake found is too old",
+        "return 3\n": "cannot look at the toolchain",
+        "echo loud\nexit 0\n": "cannot look at the toolchain",
+    }
+    for text, told in scripts.items():
+        (room / "env.sh").write_text(text)
+        with pytest.raises(UnfitTarget, match=told) as caught:
+            build(request_for(tools, checkout, room, env_script=str(room / "env.sh")))
+        assert caught.value.fix
+
+    with pytest.raises(UnfitTarget, match="cannot look at the toolchain") as caught:
+        build(request_for(tools, checkout, room, env_script=str(room / "none.sh")))
+    assert "none.sh" in caught.value.why
+    with pytest.raises(UnfitTarget, match="cannot look at the toolchain") as caught:
+        build(request_for(tools, checkout, room, python="/nowhere/python3"))
+    assert "/nowhere/python3" in caught.value.why
+
+
+def test_what_env_script_prints_and_exports_is_kept_apart(
+    built: Built, tools: Tools, checkout: Checkout, room: Path
+) -> None:
+    (room / "env.sh").write_text(
+        f'echo "loading"; echo "{{}}" >&2\n. "{tools.env_script}"\nexport MINI_FLAG="a b"\n'
+    )
+    request = request_for(tools, checkout, room, ccache_dir=built.ccache,
+                          env_script=str(room / "env.sh"))  # fmt: skip
+
+    done = build(request)
+
+    assert done.evidence["environment"]["MINI_FLAG"] == "a b"
+    assert "HOME" not in done.evidence["environment"]
+
+
+def test_a_cuda_compiler_on_a_command_line_stops_before_it_runs(
+    tools: Tools, checkout: Checkout, room: Path
+) -> None:
+    head = checkout.edit("CMakeLists.txt", "install(TARGETS",
+                         'set_property(TARGET _rocm_C PROPERTY RULE_LAUNCH_COMPILE "nvcc")\n'
+                         "install(TARGETS")  # fmt: skip
+
+    with pytest.raises(BadValues, match="CUDA compiler would compile"):
+        build(request_for(tools, checkout, room, head))
+
+    assert not (room / "build-dir/logs/build-1.log").exists()
+
+
+def test_two_archs_where_one_was_asked_are_refused(
+    tools: Tools, checkout: Checkout, room: Path
+) -> None:
+    head = checkout.edit("CMakeLists.txt", "list(APPEND wanted ${arch})",
+                         "list(APPEND wanted ${arch} gfx90a)")  # fmt: skip
+
+    with pytest.raises(BadValues, match="exactly gfx906") as caught:
+        build(request_for(tools, checkout, room, head))
+
+    assert "gfx906, gfx90a" in caught.value.why
+
+
+def test_a_component_that_installs_nothing_is_named(
+    built: Built, tools: Tools, checkout: Checkout, room: Path
+) -> None:
+    head = checkout.edit("CMakeLists.txt", "COMPONENT _rocm_C", "COMPONENT other")
+
+    with pytest.raises(BadValues, match=r"did not install vllm\._rocm_C"):
+        build(request_for(tools, checkout, room, head, ccache_dir=built.ccache))
+
+    assert not (room / "out/kernels.json").exists()
+
+
+def test_a_source_that_cannot_be_configured_is_told_by_cmakes_words(
+    tools: Tools, checkout: Checkout, room: Path
+) -> None:
+    head = checkout.edit("CMakeLists.txt", "set(hipified",
+                         'message(FATAL_ERROR "no triton kernels here")\nset(hipified')  # fmt: skip
+
+    with pytest.raises(BadValues, match="could not be configured") as caught:
+        build(request_for(tools, checkout, room, head))
+
+    assert "no triton kernels here" in caught.value.why
+    assert (room / "out/logs/configure.log").exists()
