@@ -23,7 +23,7 @@ CHECKED = 3  # flags of a pyc: hash based, and checked on every import
 # [kind, file name, source size, pyc size]; the answer is a JSON line, then the pycs asked for.
 #   make:  compile and give back the pyc
 #   check: say whether the given pyc is what this interpreter would make of the source
-_WORK = r"""
+WORK = r"""
 import importlib.util, json, marshal, sys
 raw = sys.stdin.buffer
 jobs = json.loads(raw.readline())
@@ -94,7 +94,7 @@ def cache_files(tree: TreeReader, module: str) -> list[str]:
     folder, name = split(module)
     stem = name[: -len(".py")]
     cache = join(folder, "__pycache__")
-    found = [join(cache, entry) for entry in tree.names(cache) if _belongs(entry, stem)]
+    found = [join(cache, entry) for entry in tree.names(cache) if belongs(entry, stem)]
     legacy = join(folder, stem + ".pyc")  # importable without its source
     return [*found, legacy] if tree.exists(legacy) else found
 
@@ -115,7 +115,7 @@ def module_of(pyc: str) -> str:
     return join(folder, name[: -len("c")])
 
 
-def _belongs(entry: str, stem: str) -> bool:
+def belongs(entry: str, stem: str) -> bool:
     if not (entry.startswith(stem + ".") and entry.endswith(".pyc")):
         return False
     tag, _, optimised = entry[len(stem) + 1 : -len(".pyc")].partition(".")
@@ -208,7 +208,7 @@ def _start(python: str, jobs: Sequence[tuple[str, str, bytes, bytes]]) -> Child:
     for _, _, source, old in jobs:
         data += [source, old]
     # An empty environment and a fixed hash seed: the order of sets must not change the bytes.
-    argv = (python, "-S", "-s", "-c", f"MARK = {MARK!r}\n{_WORK}")
+    argv = (python, "-S", "-s", "-c", f"MARK = {MARK!r}\n{WORK}")
     try:
         return Child(argv, {"PYTHONHASHSEED": "0"}, b"".join(data))
     except OSError as err:

@@ -120,10 +120,11 @@ def stop(call: Call) -> None:
     seen = service.observe(wanted, ask=False, cards=False)
     left = [f for f in faults.before_start(seen) if not f.warning]
     call.evidence["service"] = {**_document(seen, left), "ended": ended}
-    if left:
+    hanging = [row for row in ended if row["how"] == "hangs"]
+    if left or hanging:
         raise Refused(
             "something still runs",
-            why=_left(ended) + _lines(left),
+            why=_left(hanging) + _lines(left),
             fix="--kill ends what is recorded and hangs; what is not ours, by hand and by its pid",
         )
     call.evidence["outcome"] = "stopped" if ended else "nothing to do"
@@ -167,9 +168,12 @@ def read_markers(call: Call) -> None:
     call.evidence["outcome"] = "answered"
 
 
-def _left(ended: list[dict[str, Any]]) -> str:
-    hanging = [row for row in ended if row["how"] == "hangs"]
-    return "it was asked to end and did not:" if hanging else "it was not touched:"
+def _left(hanging: list[dict[str, Any]]) -> str:
+    """Name what hangs here: not all of it looks like a service to the faults that follow."""
+    if not hanging:
+        return "it was not touched:"
+    rows = "".join(f"\n    pid {row['pid']} ({row['role']}) hangs" for row in hanging)
+    return f"it was asked to end and did not:{rows}"
 
 
 def end(run: Run, say: Say, grace: float = _GRACE, *, kill: bool = True) -> list[dict[str, Any]]:

@@ -11,8 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deploy.agent.pyc import _WORK as WORK
-from deploy.agent.pyc import MARK, refuse_errors
+from deploy.agent.pyc import MARK, WORK, refuse_errors
 from deploy.errors import UnfitTarget
 
 # The image's own environment must not reach the compile: a set's order, and with it the bytes,

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from deploy.agent.plan import Plan, PlannedFile
-from deploy.agent.pyc import _belongs as belongs
-from deploy.agent.pyc import cache_file
+from deploy.agent.pyc import belongs, cache_file
 
 from .base import Files, resolve
 from .layer import Entry, Kind, Owner

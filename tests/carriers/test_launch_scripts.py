@@ -196,6 +196,22 @@ def test_a_start_without_waiting_returns_at_once(box: Box) -> None:
     assert box.sh(f"kill -0 {started.stdout.strip()}").returncode == 0
 
 
+def test_what_does_not_end_is_named_and_killed_only_when_told(box: Box) -> None:
+    stubborn = "#!/bin/sh\\ntrap : TERM\\nwhile :; do sleep 1; done\\n"
+    box.sh(f"printf '{stubborn}' >/usr/local/bin/vllm")
+    pid = box.script("start_vllm.sh --no-wait").stdout.strip()
+
+    asked = box.script("stop_vllm.sh --grace 2")
+    lives = box.sh(f"kill -0 {pid}").returncode == 0
+    killed = box.script("stop_vllm.sh --grace 1 --kill")
+
+    assert asked.returncode == 6, asked.stderr
+    assert pid in asked.stderr
+    assert lives
+    assert killed.returncode == 0, killed.stderr
+    assert box.sh(f"kill -0 {pid}").returncode != 0
+
+
 _WRITES = (
     "openat",
     "open",
