@@ -113,7 +113,9 @@ class Bytecode:
 
     def begin(self, paths: Iterable[str]) -> None:
         """Start compiling those of `paths` whose content is at hand."""
-        self._start([p for p in paths if self._blobs.has(self._wants[p].want.sha256)])
+        begun = {path for part, _ in self._begun for path in part}
+        at_hand = [p for p in paths if self._blobs.has(self._wants[p].want.sha256)]
+        self._start([path for path in at_hand if path not in begun])
 
     def finish(self, paths: Iterable[str]) -> tuple[dict[str, str], dict[str, bytes]]:
         """Return what the interpreter is, and the pyc of every one of `paths`.

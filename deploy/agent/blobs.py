@@ -11,7 +11,11 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from .plan import Plan
+from .tree import TreeReader
 from .words import Damaged, printable
+
+Begin = Callable[[Sequence[str]], None]
 
 CHUNK = 1 << 18
 _END, _ENTRY, _LOCAL = b"PK\5\6", b"PK\1\2", b"PK\3\4"
@@ -25,6 +29,13 @@ class Blobs(Protocol):
 
     def prepare(self, wanted: Sequence[str]) -> None:
         """Get ready to hand out these contents, in this order: one call, before the first."""
+        ...
+
+    def fetch(self, tree: TreeReader, plan: Plan, begin: Begin) -> None:
+        """Bring what a deploy will need close by, before the site is locked.
+
+        `begin` takes paths of modules whose contents have come: compiling can start meanwhile.
+        """
         ...
 
     def chunks(self, sha256: str) -> Iterator[bytes]:
@@ -44,6 +55,9 @@ class MemoryBlobs:
     def prepare(self, wanted: Sequence[str]) -> None:
         """All of it is at hand."""
 
+    def fetch(self, tree: TreeReader, plan: Plan, begin: Begin) -> None:
+        """All of it is at hand."""
+
     def chunks(self, sha256: str) -> Iterator[bytes]:
         data = self._contents[sha256]
         return (data[i : i + CHUNK] for i in range(0, len(data), CHUNK))
@@ -59,6 +73,9 @@ class FolderBlobs:
         return os.path.isfile(os.path.join(self._folder, sha256))
 
     def prepare(self, wanted: Sequence[str]) -> None:
+        """All of it is at hand."""
+
+    def fetch(self, tree: TreeReader, plan: Plan, begin: Begin) -> None:
         """All of it is at hand."""
 
     def chunks(self, sha256: str) -> Iterator[bytes]:
@@ -92,6 +109,9 @@ class ZipBlobs:
         return f"blobs/{sha256}" in self._entries
 
     def prepare(self, wanted: Sequence[str]) -> None:
+        """All of it is at hand."""
+
+    def fetch(self, tree: TreeReader, plan: Plan, begin: Begin) -> None:
         """All of it is at hand."""
 
     def chunks(self, sha256: str) -> Iterator[bytes]:

@@ -30,19 +30,20 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from .blobs import MemoryBlobs
+from .blobs import Begin, MemoryBlobs
 from .judge import judge
 from .main import run
 from .plan import Plan
 from .receipt import read_receipt
 from .store import Aside, Store
 from .tree import TreeReader
-from .words import BundleError, Exit, Interrupted, Refused, Verb
+from .words import Exit, Interrupted, Refused, Verb
 
 BEAT = 3.0  # seconds between signs of life
 SILENCE = 30.0  # seconds without a byte of an expected content until the line is given up
 _MOST = 1 << 20  # bytes of one incoming frame, packed or not
 _PACKED = 1 << 31
+_Path = tuple[str, str]  # a path of the plan, and the sha256 of its content
 
 
 class Line:
@@ -119,26 +120,27 @@ class StreamBlobs:
         self._stored: set[str] = set()
         self._coming: list[str] = []
         self._aside: dict[str, Aside] = {}
-        self._trouble: BundleError | None = None
         self.received = 0  # bytes of contents, unpacked
 
     def has(self, sha256: str) -> bool:
         """True when it is at hand; every other content of the plan can be asked for."""
         return sha256 in self._stored or (sha256 in self._aside and sha256 not in self._coming)
 
-    def fetch(self, wanted: Sequence[str]) -> None:
-        """Get these contents now; a failure is raised when somebody asks for one of them."""
-        try:
-            self.prepare(wanted)
-            while self._coming:
-                self._take_next()
-        except BundleError as err:
-            self._trouble = err
+    def fetch(self, tree: TreeReader, plan: Plan, begin: Begin) -> None:
+        """Set aside what the deploy will ask for, the modules first: they compile meanwhile.
+
+        Whatever is wrong with the target is left to the deploy itself to find and to say.
+        """
+        modules, others = _needed(tree, plan)
+        self.prepare([sha256 for _, sha256 in (*modules, *others)])
+        for _, sha256 in modules:
+            self._bring(sha256)
+        begin([path for path, _ in modules])
+        for _, sha256 in others:
+            self._bring(sha256)
 
     def prepare(self, wanted: Sequence[str]) -> None:
         """Get ready to hand out these contents, in this order."""
-        if self._trouble:
-            raise self._trouble
         for sha in dict.fromkeys(wanted):
             if sha in self._stored or sha in self._aside or sha in self._coming:
                 continue
@@ -154,11 +156,14 @@ class StreamBlobs:
         """Yield the bytes that are said to have this digest."""
         if not (sha256 in self._stored or sha256 in self._aside or sha256 in self._coming):
             self.prepare([sha256])
-        while sha256 in self._coming:
-            self._take_next()
+        self._bring(sha256)
         if sha256 in self._aside:
             return self._aside[sha256].chunks()
         return self._store.chunks(sha256)
+
+    def _bring(self, sha256: str) -> None:
+        while sha256 in self._coming:
+            self._take_next()
 
     def _take_next(self) -> None:
         """Set the next content aside; what it really is, its reader finds out."""
@@ -240,7 +245,6 @@ def _in_turn(
         if found["exit"] == Exit.OK:
             line.write("nothing to do: all is as planned")
             return [found]
-    blobs.fetch(_needed(first))
     said = [_call(first, blobs, line)]
     said[0]["incidental"]["received"] = blobs.received
     for one in later:
@@ -252,28 +256,16 @@ def _in_turn(
     return said
 
 
-def _needed(request: Mapping[str, Any]) -> list[str]:
-    """Return the contents that a deploy will ask for, so that they are here before it locks.
-
-    A slow line, or one that dies, then holds no lock, and nothing has begun. Whatever is wrong with
-    the target is left to the deploy itself to find and to say.
-    """
-    if request["verb"] != Verb.DEPLOY.value:
-        return []
-    try:
-        plan = Plan.parse(request["plan"])
-        tree = TreeReader(str(request.get("root") or "/"), str(request.get("site") or plan.site))
-        receipt = read_receipt(tree)
-        judged = judge(tree, plan, receipt, receipt.python or {"tag": ""})
-        tree.close()
-    except (BundleError, OSError):
-        return []
+def _needed(tree: TreeReader, plan: Plan) -> tuple[list[_Path], list[_Path]]:
+    """Return (path, sha256) of the modules that a deploy will ask for, and of other files."""
+    receipt = read_receipt(tree)
+    judged = judge(tree, plan, receipt, receipt.python or {"tag": ""})
     wants = {entry.path: entry.want for entry in plan.files}
-    files = [entry.path for entry in judged.put if entry.path not in judged.compile]
     if judged.conflicts:
-        return []
-    paths = (*judged.compile, *files)
-    return [wants[path].sha256 for path in paths if wants[path].type == "file"]
+        return [], []
+    put = [e.path for e in judged.put if e.want.type == "file" and e.path not in judged.compile]
+    modules = [(path, wants[path].sha256) for path in judged.compile]
+    return modules, [(path, wants[path].sha256) for path in put]
 
 
 def _call(request: Mapping[str, Any], blobs: Any, err: Any) -> dict[str, Any]:

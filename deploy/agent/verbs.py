@@ -81,16 +81,20 @@ def deploy(call: Call) -> None:
     request, tree = call.request, call.writer()
     watch = Watch(request.line)
     watch.arm()
-    lock = Lock(tree, request.wait)
     bytecode = Bytecode(
         tree, call.plan, call.blobs, python=call.python_path(), timeout=request.timeout
     )
     try:
-        _recovered(call)
-        _bring_about(call, bytecode, lock, watch)
+        # Before the lock: contents that come over a slow line, or one that dies, must not hold it.
+        call.blobs.fetch(tree, call.plan, bytecode.begin)
+        lock = Lock(tree, request.wait)
+        try:
+            _recovered(call)
+            _bring_about(call, bytecode, lock, watch)
+        finally:
+            lock.release()
     finally:
         bytecode.cancel()
-        lock.release()
     _report_files(call)
 
 

@@ -35,6 +35,7 @@ class Relay:
         self.limits = {"up": cut_after, "down": cut_down_after}
         self.up = self.down = self.connections = self.turns = 0
         self._last_way = "down"
+        self._closed = False
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port: int = self._listener.getsockname()[1]
         self._flowing = threading.Event()
@@ -64,6 +65,7 @@ class Relay:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        self._closed = True
         self._flowing.set()
         self._listener.close()
         self.cut()
@@ -79,19 +81,23 @@ class Relay:
         self.close()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target), timeout=10)
+        with contextlib.suppress(OSError):
+            while True:
+                near = self._keep(self._listener.accept()[0])
+                far = self._keep(socket.create_connection(("127.0.0.1", self._target), timeout=10))
                 far.settimeout(None)
-            except OSError:
-                return
-            self.connections += 1
-            for sock in (near, far):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._open.append(sock)
-            _Direction(self, near, far, "up").start()
-            _Direction(self, far, near, "down").start()
+                self.connections += 1
+                for sock in (near, far):
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _Direction(self, near, far, "up").start()
+                _Direction(self, far, near, "down").start()
+
+    def _keep(self, sock: socket.socket) -> socket.socket:
+        """Note a socket for the end; one that comes after the end is closed at once."""
+        self._open.append(sock)
+        if self._closed:
+            sock.close()
+        return sock
 
 
 class _Direction:

@@ -79,8 +79,8 @@ def test_a_line_cut_after_any_number_of_bytes_leaves_old_or_new(remote: Remote) 
         remote.port = relay.port
         remote.deploy(bundle)
         whole = relay.up
-    steps = [0, 30, 900, 1800, 2600, 3000, 3400, 4200, 20_000, 60_000, 90_000, 500_000]
-    steps += [whole // 2, whole - 1500, whole - 400, whole - 120, whole - 50, whole - 1]
+    steps = [0, 900, 1800, 2600, 3400, 20_000, 60_000, 500_000, whole // 2]
+    steps += [whole - 1500, whole - 120, whole - 1]
     seen = set()
 
     for count in steps:
@@ -115,7 +115,7 @@ def test_a_line_cut_after_any_number_of_bytes_that_came_back_is_told_truly(
         whole = relay.down
     lost = 0
 
-    for count in [1500, 2500, *(whole - back for back in range(0, 7000, 500))]:
+    for count in [1500, 2500, *(whole - back for back in range(0, 7000, 700))]:
         make_base(remote)
         with Relay(remote.sshd.port, cut_down_after=count) as relay:
             remote.port = relay.port
