@@ -118,11 +118,15 @@ def second_server(world: World) -> Iterator[int]:
     port = str(load(NAME, world.layout).launch.port)  # type: ignore[union-attr]
     argv = (sys.executable, str(STANDIN), "serve", "m", "--port", port)
     with subprocess.Popen(argv, start_new_session=True, stdout=subprocess.DEVNULL) as child:
-        while len(machine.snapshot(int(port)).listeners) < 2:
-            assert child.poll() is None
-            time.sleep(0.1)
-        yield child.pid
-        os.killpg(child.pid, signal.SIGKILL)
+        try:
+            limit = time.monotonic() + 30
+            while len(machine.snapshot(int(port)).listeners) < 2:
+                assert child.poll() is None
+                assert time.monotonic() < limit, "the first server does not listen"
+                time.sleep(0.1)
+            yield child.pid
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def test_a_second_server_on_the_port_is_found_and_nothing_is_when_it_is_gone(world: World) -> None:
@@ -175,7 +179,9 @@ def test_an_engine_whose_server_was_killed_is_found_kept_from_a_start_and_ended(
     run = launch.read_run(str(world.folder))
     assert run is not None
     os.kill(run.pid, signal.SIGKILL)
+    limit = time.monotonic() + 30
     while run.alive:
+        assert time.monotonic() < limit
         time.sleep(0.1)
 
     kinds, _ = look(world, ask=False)
