@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from typing import Any
 
 from deploy import flow, scripts
 from deploy.agent.plan import tree_digest
-from deploy.bundle import Bundle
+from deploy.bundle import Bundle, file_sha256
 from deploy.carriers.assembly import (
     BUNDLE,
     Built,
@@ -38,7 +39,7 @@ from deploy.carriers.assembly import (
 )
 from deploy.carriers.engine import NAME, Engine, open_engine
 from deploy.console import say
-from deploy.errors import BadValues, BundleError
+from deploy.errors import BadValues, BundleError, StaleLock
 from deploy.image.archive import Image, Reference, archive_size, stream
 from deploy.image.base import Memory, Pin, new_index, repo_digests, resolve
 from deploy.image.config import Base, Descriptor, content_id
@@ -392,7 +393,7 @@ def _saved(
             for piece in engine.save(base.id):
                 out.write(piece)
                 meter(done := done + len(piece), 0)
-        paths = _layers_of(archive, Path(folder))
+        paths = _layers_of(archive, base, Path(folder))
         layers = tuple(
             Descriptor(digest=digest, size=path.stat().st_size)
             for digest, path in zip(base.diff_ids, paths, strict=True)
@@ -410,8 +411,13 @@ def _saved(
             )
 
 
-def _layers_of(archive: Path, folder: Path) -> list[Path]:
-    paths = []
+def _layers_of(archive: Path, base: Base, folder: Path) -> list[Path]:
+    """The base's layers out of a saved tar, uncompressed, each with the digest that it must have.
+
+    Raises:
+        StaleLock: the engine saved other bytes than it says it holds.
+    """
+    paths: list[Path] = []
     with tarfile.open(archive) as tar:
         listed = tar.extractfile("manifest.json")
         names = json.load(listed)[0]["Layers"] if listed else []
@@ -420,8 +426,19 @@ def _layers_of(archive: Path, folder: Path) -> list[Path]:
             assert source is not None
             path = folder / f"{number}.tar"
             with source, path.open("wb") as out:
-                shutil.copyfileobj(source, out, 1 << 20)
+                # An engine that keeps layers compressed saves them so.
+                packed = source.read(2) == b"\x1f\x8b"
+                source.seek(0)
+                plain = gzip.GzipFile(fileobj=source) if packed else source
+                shutil.copyfileobj(plain, out, 1 << 20)
             paths.append(path)
+    found = tuple("sha256:" + file_sha256(path) for path in paths)
+    if found != base.diff_ids:
+        raise StaleLock(
+            "the engine saved another base than it shows",
+            why=f"saved {', '.join(found)}, shown {', '.join(base.diff_ids)}",
+            fix="pull the base again by its digest",
+        )
     return paths
 
 

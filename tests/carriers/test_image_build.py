@@ -390,6 +390,25 @@ def test_an_image_with_another_id_than_predicted_is_removed_again(
     assert engine.inspect(str(STORY)) is None
 
 
+class _Content(Engine):
+    """The real engine, but that it says its images lie in containerd."""
+
+    @property
+    def store(self) -> Store:
+        return Store.CONTAINERD
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_content_store_is_refused_where_the_base_s_blobs_are_not_known(
+    engine: Engine, vendor: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnfitTarget) as caught:
+        build(_Content(engine._client), order(tmp_path, vendor), folders(tmp_path))
+
+    assert "the base's blobs are not known" in caught.value.what
+    assert engine.inspect(str(STORY)) is None
+
+
 def test_the_tests_engine_is_of_the_classic_kind(engine: Engine) -> None:
     assert engine.store is Store.CLASSIC
 
