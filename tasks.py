@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Context, Task
 
-from deploy.console import show_json, task
+from deploy.console import say, show_json, task
 from deploy.tasks import bench, hosts, profile, serve
 from deploy.tasks.develop import bench_self, lint, test  # noqa: F401  gathered below
 from deploy.tasks.image import build_image, render  # noqa: F401  gathered below
@@ -139,6 +139,7 @@ def check(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
         "if_needed": "verify first, and leave alone what is as planned",
         "worktree": "deploy the files as they lie in the work tree, past the lock: the edit loop",
         "wait": "seconds to wait while somebody else deploys",
+        "stop_service": "first stop the service that was started there, by its record",
         "force_running": "deploy although a service runs from the site (it keeps the old code)",
         "replace_drift": "replace this file although somebody changed it; several by comma",
     },
@@ -152,6 +153,7 @@ def deploy(
     if_needed: bool = False,
     worktree: bool = False,
     wait: float = 0.0,
+    stop_service: bool = False,
     force_running: bool = False,
     replace_drift: str = "",
     json: bool = False,
@@ -170,6 +172,12 @@ def deploy(
         options={"replace_drift": drifted} if drifted else {},
     )
     to = flow.chosen(to, group=group, everyone=all)
+    if stop_service:
+        from deploy import serving
+
+        # One that could not be stopped still runs, so the deploy refuses there.
+        for visit in serving.ask(name, to, Verb.STOP, {}):
+            say(f"{visit.target}: {visit.error.what if visit.error else 'no service runs'}")
     return _show(flow.deploy(name, to, request, if_needed=if_needed, worktree=worktree), json=json)
 
 
@@ -178,6 +186,7 @@ def deploy(
     help={
         "recompile": "prove bytecode by compiling anew, not by the digests of the deploy",
         "all": "audit the whole package: every file is ours, the base's, a vendor's, or foreign",
+        "evidence": "judge this file, which `python3 BUNDLE verify` wrote on a target, instead",
     },
 )
 def verify(
@@ -186,9 +195,16 @@ def verify(
     to: str = "",
     recompile: bool = False,
     all: bool = False,
+    evidence: str = "",
     json: bool = False,
 ) -> int:
     """Read back every file, its bytecode and the import origin on each target; judge the gates."""
+    if evidence:
+        from pathlib import Path
+
+        from deploy import flow
+
+        return _show([flow.judge_file(name, Path(evidence))], json=json)
     options = {"all": True} if all else {}
     return _visit("verify", name, to, json=json, recompile=recompile, options=options)
 

@@ -26,7 +26,7 @@ from deploy.carriers.local import lay_root, parse_local
 from deploy.console import say
 from deploy.difference import LARGEST, side_of, told_side, unified
 from deploy.errors import BadValues, BundleError, Differs, StaleLock
-from deploy.evidence import Evidence, require_answer
+from deploy.evidence import Evidence, parse, require_answer
 from deploy.gates import Gate, Visit
 from deploy.kernels import order
 from deploy.layout import HERE, Layout
@@ -160,6 +160,43 @@ def deploy(
         found, made = bundle(name, layout)
     requests = [request, _as_verify(request)]
     return _each(found, made, _targets(found, to), requests, if_needed=if_needed)
+
+
+def judge_file(name: str, path: Path, layout: Layout = HERE) -> Visit:
+    """Judge evidence that was brought back by hand from a target that no carrier reaches.
+
+    Raises:
+        BadValues: the file holds no evidence of a verify.
+        Differs: it answers another plan, other inputs or another agent than the locked ones.
+    """
+    found, pinned = locked(name, layout)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as err:
+        raise BadValues(
+            f"cannot read {path}",
+            why=err.strerror or str(err),
+            fix="save there what `verify` printed on the target",
+        ) from err
+    # A terminal's prompt or echo may have been copied along.
+    evidence = parse(text[text.find("{") : text.rfind("}") + 1])
+    if evidence.verb is not Verb.VERIFY:
+        raise BadValues(
+            f"{path} is the evidence of a {evidence.verb.value}",
+            why="only a verify reads back what is on the target",
+            fix="run the bundle there with `verify --root / > evidence.json`",
+        )
+    require_answer(evidence, found.plan, str(path))
+    said = {key: str(evidence.raw.get(key, "")) for key in ("inputs", "agent")}
+    compare(
+        [
+            ("inputs", digest(found.inputs), said["inputs"]),
+            ("agent", str(pinned.expect.get("agent", "")), said["agent"]),
+        ]
+    )
+    verdicts = _judge(found, evidence)
+    met = str(evidence.raw.get("met", ""))
+    return Visit(target=str(path), evidence=evidence, gates=verdicts, error=evidence.error, met=met)
 
 
 def chosen(to: str, *, group: str = "", everyone: bool = False, layout: Layout = HERE) -> str:

@@ -84,13 +84,21 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 near = self._keep(self._listener.accept()[0])
-                far = self._keep(socket.create_connection(("127.0.0.1", self._target), timeout=10))
-                far.settimeout(None)
-                self.connections += 1
-                for sock in (near, far):
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                _Direction(self, near, far, "up").start()
-                _Direction(self, far, near, "down").start()
+                threading.Thread(target=self._connect, args=(near,), daemon=True).start()
+
+    def _connect(self, near: socket.socket) -> None:
+        # Over a real distance nobody could send before the handshake had come back.
+        time.sleep(2 * self.delay)
+        with contextlib.suppress(OSError):
+            far = self._keep(socket.create_connection(("127.0.0.1", self._target), timeout=10))
+            far.settimeout(None)
+            self.connections += 1
+            for sock in (near, far):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _Direction(self, near, far, "up").start()
+            _Direction(self, far, near, "down").start()
+            return
+        near.close()
 
     def _keep(self, sock: socket.socket) -> socket.socket:
         """Note a socket for the end; one that comes after the end is closed at once."""
