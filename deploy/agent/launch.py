@@ -21,6 +21,7 @@ RUNS = "runs"
 CURRENT = "runs/current"
 RECORD = "run.json"
 LOG = "serve.log"
+_PORT = 8000  # the manifest's default, which its meaning leaves out
 _COMMAND = ("vllm", "serve")
 _FOUND = frozenset({"pid", "start_ticks", "boot_id", "plan", "argv", "started"})
 
@@ -63,9 +64,11 @@ class Launch:
         if not launch:
             return cls()
         served = (model["path"], "--served-model-name", model["served_name"]) if model else ()
-        argv = (*launch.get("command", _COMMAND), *served, "--port", str(launch["port"]))
+        port = launch.get("port", _PORT)
+        argv = (*launch.get("command", _COMMAND), *served, "--port", str(port))
         return cls.parse({
             **launch,
+            "port": port,
             "argv": (*argv, *launch.get("serve", ())),
             "env": {name: row["value"] for name, row in dict(launch.get("env", {})).items()},
             "model": model.get("path", ""),
