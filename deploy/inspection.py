@@ -77,6 +77,11 @@ def manifest_of(made: Bundle) -> Manifest:
     meaning = json.loads(json.dumps(made.inputs["manifest"]))
     if "wheel" not in meaning["source"]:
         meaning["source"]["git"] = "."
+    # A meaning holds what was read; these are written in other words.
+    if "ready" in (meaning.get("launch") or {}):
+        meaning["launch"]["ready"] = f"{meaning['launch']['ready']}s"
+    if "reproducible" in (meaning.get("kernels") or {}):
+        meaning["kernels"]["reproducible"] = "required"
     return manifests.parse(json.dumps(_texts(meaning)), str(meaning["name"]))
 
 

@@ -1,6 +1,6 @@
 """A long piece of work that goes on when whoever asked for it is gone, and can be asked about.
 
-Each has a folder of its own, ``<launch.dir>/<kind>/<stamp>/``, that is never used twice:
+Each has a folder of its own, ``<launch.dir>/measured/<kind>/<stamp>/``, that is never used twice:
 ``job.json`` says how far it is, ``job.log`` what it said, ``record.json`` what came of it. The
 worker is a fork of the agent itself: it needs no file of ours on the target, whatever line brought
 the agent.
@@ -24,6 +24,7 @@ from .words import BundleError, Exit, Refused, Unfit, printable
 
 SCHEMA = "job/1"
 KINDS = ("bench", "profile", "accuracy")
+FOLDER = "measured"  # bench/ and profile/ are the rendered scripts' own
 JOB, LOG, RECORD = "job.json", "job.log", "record.json"
 _LOCK = ".measure.lock"
 _STAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9]+")
@@ -84,7 +85,7 @@ def start(top: str, kind: str, asked: Mapping[str, Any], work: Callable[[Job], N
     lock = _locked(top)
     try:
         stamp = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
-        folder = os.path.join(top, kind, stamp)
+        folder = os.path.join(top, FOLDER, kind, stamp)
         os.makedirs(folder, exist_ok=False)
         job = Job(folder, {"schema": SCHEMA, "kind": kind, "stamp": stamp, "asked": dict(asked),
                            "state": "starting", "step": "", "error": None})  # fmt: skip
@@ -109,15 +110,15 @@ def find(top: str, kind: str, stamp: str = "") -> Job:
     if stamp and not _STAMP.fullmatch(stamp):
         raise NoJob(f"{printable(stamp)} is no stamp of a run", why="a stamp is as the start"
                     " printed it", fix="leave it out for the newest")  # fmt: skip
-    stamps = [stamp] if stamp else sorted(_stamps(os.path.join(top, kind)))
-    folder = os.path.join(top, kind, stamps[-1]) if stamps else ""
+    stamps = [stamp] if stamp else sorted(_stamps(os.path.join(top, FOLDER, kind)))
+    folder = os.path.join(top, FOLDER, kind, stamps[-1]) if stamps else ""
     try:
         with open(os.path.join(folder, JOB), encoding="utf-8") as file:
             return Job(folder, dict(json.load(file)))
     except (OSError, ValueError) as err:
         raise NoJob(
             f"there is no {kind} run" + (f" {stamp}" if stamp else ""),
-            why=f"{printable(os.path.join(top, kind, stamp))}: {err}",
+            why=f"{printable(os.path.join(top, FOLDER, kind, stamp))}: {err}",
             fix=f"start one: `inv {kind}.run`",
         ) from err
 
@@ -197,7 +198,7 @@ def _who(top: str) -> str:
     running = [
         f"{kind} {stamp}"
         for kind in KINDS
-        for stamp in _stamps(os.path.join(top, kind))[-50:]
+        for stamp in _stamps(os.path.join(top, FOLDER, kind))[-50:]
         if state_of(find(top, kind, stamp).state) == "running"
     ]
     return f"{', '.join(running) or 'a process'} holds {_LOCK}"

@@ -15,6 +15,7 @@ from typing import Any
 
 from . import faults, service
 from .jobs import Job
+from .launch import CURRENT, LOG
 from .words import BundleError, Exit, Refused, Unfit, printable
 
 SCHEMA = "profile-run/1"
@@ -78,7 +79,9 @@ def work(job: Job, script: str, words: tuple[str, ...]) -> None:
         shown = _progress(job, said, shown, before, script)
         time.sleep(min(_TICK, 1.0))
     _progress(job, said, shown, before, script)
-    record = _record(child.returncode, said, sorted(set(_folders(script)) - before))
+    # The profiler is what the start script started: its words are in that start's log.
+    log = os.path.join(os.path.dirname(script), CURRENT, LOG)
+    record = _record(child.returncode, [said, log], sorted(set(_folders(script)) - before))
     job.keep(record)
     if not record["calls"]:
         raise NoProfile(
@@ -128,7 +131,7 @@ def _progress(job: Job, said: str, shown: int, before: set[str], script: str) ->
     return shown + len(whole)
 
 
-def _record(code: int, said: str, folders: list[str]) -> dict[str, Any]:
+def _record(code: int, said: list[str], folders: list[str]) -> dict[str, Any]:
     """What there is in the end; the script's exit status is noted and decides nothing."""
     tables = [path for f in folders for path in glob.glob(glob.escape(f) + "*.hipkernel.csv")]
     databases = [path for f in folders for path in glob.glob(glob.escape(f) + "*.db")]
@@ -152,8 +155,8 @@ def _record(code: int, said: str, folders: list[str]) -> dict[str, Any]:
     }
 
 
-def _outputs(said: str, folders: list[str]) -> list[str]:
-    return [said, *(path for f in folders for path in glob.glob(glob.escape(f) + "*.log"))]
+def _outputs(said: list[str], folders: list[str]) -> list[str]:
+    return [*said, *(path for f in folders for path in glob.glob(glob.escape(f) + "*.log"))]
 
 
 def _text(path: str) -> str:

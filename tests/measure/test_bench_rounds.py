@@ -197,7 +197,7 @@ def test_a_run_makes_a_warm_and_a_counted_round_that_compare_with_another_run(
     assert found.rows[0].claim is not None
     # Texts stay on the target; the record holds their digests.
     assert "three four" not in json.dumps(one.raw)
-    folders = sorted(p.name for p in (target.folder / "bench").iterdir())
+    folders = sorted(p.name for p in (target.folder / "measured" / "bench").iterdir())
     assert len(folders) == 2
 
 
@@ -242,7 +242,7 @@ def test_without_a_service_nothing_is_measured(target: Target) -> None:
 
     assert code == 6
     assert "not as locked" in evidence["error"]["why"]
-    assert not (target.folder / "bench").exists()
+    assert not (target.folder / "measured" / "bench").exists()
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_the_result_of_an_earlier_run_is_not_taken_for_this_ones(
 ) -> None:
     target.start()
     target.measure()
-    old = next((target.folder / "bench").glob("*/8-16K/counted/result.json"))
+    old = next((target.folder / "measured" / "bench").glob("*/8-16K/counted/result.json"))
     os.utime(old, (1, 1))
     raw = json.loads(old.read_text())
     fresh = tmp_path / "fresh.json"  # a new file with an old date: copied by hand
@@ -297,7 +297,7 @@ def test_another_data_set_is_an_observation(target: Target) -> None:
 def test_a_server_that_was_started_anew_between_the_rounds_is_seen(target: Target) -> None:
     pid = target.start(STANDIN_SLOW="0.3")
     stamp = target.run("measure", {"act": "start"})[1]["measure"]["stamp"]
-    log = target.folder / "bench" / stamp / "job.log"
+    log = target.folder / "measured" / "bench" / stamp / "job.log"
     while "completed" not in log.read_text():
         time.sleep(0.02)
     # Between the rounds or in the counted one: either way another process serves its end.
@@ -346,7 +346,7 @@ def test_compiling_inside_the_counted_round_is_seen(target: Target, tmp_path: Pa
 def test_another_clients_requests_inside_the_round_are_seen(target: Target) -> None:
     target.start(STANDIN_SLOW="0.2")
     stamp = target.run("measure", {"act": "start"})[1]["measure"]["stamp"]
-    log = target.folder / "bench" / stamp / "job.log"
+    log = target.folder / "measured" / "bench" / stamp / "job.log"
     while "counted round" not in log.read_text():
         time.sleep(0.02)
     time.sleep(0.4)
