@@ -69,7 +69,7 @@ def test_a_patch_is_deployed_and_gate_1_passes(world: World) -> None:
     visit = world.deploy()
 
     assert visit.error is None
-    assert passed(visit, 1)
+    assert passed(visit, 1), gate(visit, 1).faults
     assert (world.site / "vllm" / "dcu" / "diag.py").exists()
 
 

