@@ -41,7 +41,7 @@ from deploy.carriers.engine import NAME, Engine, open_engine
 from deploy.console import say
 from deploy.errors import BadValues, BundleError, StaleLock
 from deploy.image.archive import Image, Reference, archive_size, stream
-from deploy.image.base import Memory, Pin, new_index, repo_digests, resolve
+from deploy.image.base import Memory, Pin, check_pin, new_index, repo_digests, resolve
 from deploy.image.config import Base, Descriptor, content_id
 from deploy.image.layer import Layer
 from deploy.image.plain import LABEL, Plain, plain
@@ -246,6 +246,8 @@ class _Job:
             if new_index(pin, repo_digests(there)):
                 say(f"{tag}: the same platform image as locked, below a new index")
             return tag
+        if there is not None and not pull:
+            check_pin(pin, Base.from_inspect(there), repo_digests(there))
         if pull:
             engine.pull(reference, _Meter("pull"))
         return reference

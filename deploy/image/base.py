@@ -279,8 +279,11 @@ class Pin:
         )
 
 
-def check_pin(pin: Pin, base: Base) -> None:
-    """Raise StaleLock or UnfitTarget, naming every difference, unless `base` is the pinned one."""
+def check_pin(pin: Pin, base: Base, digests: Collection[str] = ()) -> None:
+    """Raise StaleLock or UnfitTarget, naming every difference, unless `base` is the pinned one.
+
+    `digests` are those that registries know `base` by.
+    """
     if base.platform != pin.platform:
         raise UnfitTarget(
             f"the base image is for {base.platform}",
@@ -293,6 +296,8 @@ def check_pin(pin: Pin, base: Base) -> None:
             f"its run config (Env, Entrypoint, Cmd, User, WorkingDir) has the digest "
             f"{base.run_config[:12]}, the lock pins {pin.run_config[:12]}"
         )
+    if faults and new_index(pin, digests):
+        faults.append(f"registries know it as {', '.join(digests)}, the lock pins {pin.digest}")
     if faults:
         raise StaleLock(
             f"{pin.reference} is not the base image that was locked",
