@@ -152,6 +152,8 @@ def _score_lines(found: Comparison) -> Iterator[str]:
     yield table(rows)
     if found.score.missing:
         yield f"  not measured: {', '.join(found.score.missing)}; the total is of the rest"
+    if seen := [row.bucket for row in found.score.rows if row.bucket in found.unproven]:
+        yield f"  of what was seen: the change of {', '.join(seen)} is not shown"
     yield f"  total {found.score.total:.4f}"
     if found.coefficient is not None:
         yield f"  x {found.coefficient:.4f} accuracy = {found.score.final(found.coefficient):.4f}"

@@ -298,21 +298,26 @@ def _bench(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if not found:
         return None
     score = found["score"]
+    unproven = found.get("unproven") or ()
     return {"buckets": [_bucket(row) for row in found["buckets"]],
-            "score": _score(score) if score else None}  # fmt: skip
+            "score": _score(score, unproven) if score else None}  # fmt: skip
 
 
-def _score(found: Mapping[str, Any]) -> dict[str, Any]:
-    note = f"not measured: {', '.join(found['missing'])}" if found["missing"] else ""
+def _score(found: Mapping[str, Any], unproven: Sequence[str]) -> dict[str, Any]:
+    notes = []
     if "final" in found:
-        note = f"x {found['coefficient']:.4f} accuracy = {found['final']:.4f}. {note}".strip()
+        notes.append(f"x {found['coefficient']:.4f} accuracy = {found['final']:.4f}")
+    if seen := [row["bucket"] for row in found["rows"] if row["bucket"] in unproven]:
+        notes.append(f"of what was seen: the change of {', '.join(seen)} is not shown")
+    if found["missing"]:
+        notes.append(f"not measured: {', '.join(found['missing'])}")
     return {
         "rows": [
             {**row, "gain": f"{row['gain']:+.4f}", "points": f"{row['points']:.4f}"}
             for row in found["rows"]
         ],
         "total": f"{found['total']:.4f}",
-        "note": note,
+        "note": "; ".join(notes),
     }
 
 

@@ -86,6 +86,14 @@ class Comparison:
         return bool(self.rows) and all(row.comparable for row in self.rows)
 
     @property
+    def unproven(self) -> tuple[str, ...]:
+        """Buckets whose gain or loss is not shown: a score of them is of what was seen."""
+        proven = ("gain", "loss")
+        return tuple(
+            r.bucket for r in self.rows if not (r.claim and r.claim.verdict.value in proven)
+        )
+
+    @property
     def regressions(self) -> tuple[str, ...]:
         """Buckets that are slower, or may be: whatever the others gained."""
         return tuple(r.bucket for r in self.rows if r.claim and r.claim.verdict.regression)
@@ -99,6 +107,7 @@ class Comparison:
             "schema": "comparison/1",
             "comparable": self.comparable,
             "regressions": list(self.regressions),
+            "unproven": list(self.unproven),
             "base": list(self.base),
             "candidate": list(self.candidate),
             "buckets": [row.to_json() for row in self.rows],
