@@ -217,7 +217,7 @@ def wanted_of(call: Call) -> service.Wanted:
     folder = request.launch_dir or launch.dir
     return service.Wanted(
         launch=launch.at(
-            folder=tree.from_root(folder) if folder else "",
+            folder=os.path.realpath(tree.from_root(folder)) if folder else "",
             model=tree.from_root(launch.model) if launch.model else "",
             port=int(request.options.get("port") or launch.port),
         ),
