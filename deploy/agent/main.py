@@ -184,6 +184,8 @@ class Call:
 
 def run(raw: Mapping[str, Any], blobs: Blobs, out: IO[str], err: IO[str]) -> int:
     """Do what the request asks; write the evidence to `out`; return the exit code."""
+    # A umask that takes the owner's own rights would lock the agent out of what it makes.
+    os.umask(os.umask(0o077) & 0o077)
     call = None
     try:
         call = Call(Request(raw), blobs, err)
