@@ -21,7 +21,10 @@ from deploy.inventory import Host
 from tests.agent.target import BASE_FILES, NEW_FILES, Target
 from tests.carriers.sshd import Sshd
 
-QUICK = Limits(connect=5, banner=5, login=8, channel=5, silence=5, attempts=4, pause=0.1)
+# The usual time-outs, but retries that do not keep a test waiting.
+USUAL = Limits(attempts=4, pause=0.1)
+# For tests in which a line dies on purpose.
+QUICK = Limits(connect=5, banner=5, login=5, channel=5, silence=5, attempts=4, pause=0.1)
 
 
 class Remote:
@@ -43,7 +46,7 @@ class Remote:
         self.host = Host(**options)
         self.lines: list[str] = []
         self.port = self.sshd.port
-        self.limits = QUICK
+        self.limits = USUAL
 
     def start(self) -> Remote:
         self.sshd.start()

@@ -67,7 +67,7 @@ def test_three_down_one_hanging_and_two_unfit_do_not_hold_up_fourteen(
         pin = old.fingerprint if name == OTHER_PYTHON else remote.sshd.fingerprint
         targets.append(
             Ssh(alias=name, host=host, pins={name: {pin: "pinned"}}, config=load([config]),
-                limits=replace(remote.limits, silence=20, login=20, channel=20))
+                limits=remote.limits)
         )  # fmt: skip
     Target(tmp_path / OTHER_BASE).write(
         "pack-1.0.dist-info/METADATA", b"Name: pack\nVersion: 2.0\n"
