@@ -41,10 +41,11 @@ def start(
     looks at before and after each round.
     """
     visits = flow.run(name, to, Request(verb=Verb.VERIFY, operator=flow.operator()), layout)
+    meaning = submission.load(name, layout).meaning()
     ready = [visit for visit in visits if _fit(visit)]
     done = [v if _fit(v) or v.error else _refused(v) for v in visits if not _fit(v)]
     for visit in ready:
-        asked = {"act": "start", "kind": kind, **options}
+        asked = {"act": "start", "kind": kind, "manifest": meaning, **options}
         [begun] = serving.ask(name, visit.target, Verb.MEASURE, asked, layout=layout)
         done.append(dataclasses.replace(begun, gates=visit.gates))
     order = {visit.target: number for number, visit in enumerate(visits)}

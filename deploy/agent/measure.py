@@ -1,8 +1,9 @@
 """Verb `measure`: start a benchmark, a profile or an accuracy run, ask how far it is, collect it.
 
 Options: act (start, status, stop), kind (bench, profile, accuracy), and for a start buckets,
-requests, warm, words; for the others stamp (the newest is meant without), since (an offset in the
-log, for who follows), record (send what came of it).
+requests, warm, words, manifest (its meaning, where no bundle holds it); for the others stamp (the
+newest is meant without), since (an offset in the log, for who follows), record (send what came of
+it).
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def setting_of(call: Call, options: Mapping[str, Any]) -> rounds.Setting:
         Refused: a bucket that is not in it.
     """
     request, tree = call.request, call.tree
-    manifest = request.manifest
+    # A bundle holds its manifest; over a line without one the call carries it.
+    manifest: Mapping[str, Any] = request.manifest or dict(options.get("manifest") or {})
     bench, model = dict(manifest.get("bench") or {}), dict(manifest.get("model") or {})
     if not bench or not model or not manifest.get("launch"):
         raise Unfit(
