@@ -173,7 +173,9 @@ class _Bench:
     def _many_files(self) -> list[dict[str, Any]]:
         rows = []
         for count in (40, 400, 1400):
-            contents = {f"vllm/many/m{i:04}.py": b"V = %d\n" % i * 300 for i in range(count)}
+            contents = {
+                f"vllm/many{i % 35}/m{i:04}.py": b"V = %d\n" % i * 300 for i in range(count)
+            }
             made = _bundle(self.folder, contents, {})
             self._pristine(1, keep_store=False)
             first, _ = self._ours(self.relay.port, 1, made)

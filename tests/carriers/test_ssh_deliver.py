@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from deploy.agent.lock import Lock
+from deploy.agent.tree import TreeWriter
 from deploy.agent.words import Exit, Verb
 from deploy.carriers import Request
 from deploy.carriers.ssh_line import Line, Stream
 from deploy.errors import UnfitTarget, Unreachable
-from tests.agent.target import BASE_FILES, difference
+from tests.agent.target import BASE_FILES, SITE, difference
 from tests.carriers.relay import Relay
 from tests.carriers.remote import Remote
 from tests.carriers.sshd import Sshd
@@ -425,20 +427,24 @@ def test_connections_dropped_at_the_banner_are_tried_again(tmp_path: Path) -> No
 
 
 def test_a_second_operator_is_told_who_is_at_work_and_can_wait(remote: Remote) -> None:
-    import fcntl
-
     bundle = remote.bundle()
-    handle = os.open(remote.target.top, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
-        refused = remote.deploy(bundle)
-    finally:
-        os.close(handle)
+    tree = TreeWriter(str(remote.target.root), SITE)
+    lock = Lock(tree, wait=0)
+    lock.sign(tree, {"operator": "somebody@else", "since": "2026-01-31T03:00:00Z", "pid": 77})
+
+    refused = remote.deploy(bundle)
+    threading.Timer(1.5, lock.release).start()
+    waited = remote.carrier().deliver_in_turn(
+        bundle, [Request(verb=Verb.DEPLOY, wait=30)], tell=remote.lines.append
+    )
 
     assert [found.exit for found in refused] == [Exit.REFUSED]
     assert refused[0].error is not None
     assert "another deploy is at work" in refused[0].error.what
-    assert remote.is_base()
+    assert "operator somebody@else" in refused[0].error.why
+    assert "since 2026-01-31T03:00:00Z" in refused[0].error.why
+    assert waited[0].exit == Exit.OK
+    assert remote.is_new()
 
 
 @pytest.mark.slow
