@@ -8,6 +8,7 @@ that gives up does not stop the engine.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -60,8 +61,9 @@ class Engine:
     def __init__(self, client: docker.APIClient) -> None:
         self._client = client
 
-    @property
+    @functools.cached_property
     def store(self) -> Store:
+        """The kind of this engine's store; asked for once, since the answer takes a while."""
         status = self._client.info().get("DriverStatus") or ()
         snapshotter = ["driver-type", "io.containerd.snapshotter.v1"]
         return Store.CONTAINERD if snapshotter in [list(row) for row in status] else Store.CLASSIC
