@@ -17,7 +17,7 @@ from .blobs import Blobs, take
 from .journal import Header, Journal, Step, abort, finish, kept_name, settle, temp_name
 from .judge import Judgement, chain
 from .lock import Lock, Watch, owner_of
-from .plan import ABSENT, Plan, PlannedFile
+from .plan import ABSENT, Plan, PlannedFile, State
 from .pyc import Compiler, cache_file, module_of, refuse_errors
 from .receipt import HOME, KEPT, RECEIPT, Receipt
 from .tree import TreeWriter, join, write
@@ -156,13 +156,15 @@ def draft_deploy(
     old: Receipt,
     *,
     bytecode: Bytecode,
+    python: Mapping[str, str],
     identities: Mapping[str, str],
     incidental: Mapping[str, Any],
 ) -> Draft:
     """Return the transaction of a deploy. Every content is read and every module compiled first.
 
-    Raises Damaged for a wrong blob and Refused for a source that does not compile; nothing has been
-    written then.
+    `python` says what the service's interpreter answered when it was asked for its imports. Raises
+    Damaged for a wrong blob, Refused for a source that does not compile, and Unfit where another
+    interpreter compiled it; nothing has been written then.
     """
     wants = {entry.path: entry for entry in plan.files}
     files = [e.path for e in judged.put if e.want.type == "file" and e.path not in judged.compile]
@@ -171,6 +173,8 @@ def draft_deploy(
         take(blobs, wants[path].want.sha256, lambda _: None)  # wrong ones stop us before we write
     info, pycs = bytecode.finish(judged.compile)
 
+    if info and info != dict(python):
+        raise _two_pythons(python, info)
     draft = Draft(tree, old, "deploy", plan.digest)
     new = Receipt(old.to_json())
     new.serial, new.plan, new.name = draft.serial, plan.digest, plan.name
@@ -185,7 +189,7 @@ def draft_deploy(
         _put(draft, new, entry, blobs, judged)
     for path in judged.drop:
         if path in wants:
-            _remember(new, tree, path, judged, draft.drop(path))
+            _remember(draft, new, wants[path], judged, draft.drop(path))
             new.files[path] = ABSENT.to_json()
     _record_unchanged(new, plan)
     for path, pyc in pycs.items():
@@ -223,16 +227,33 @@ def _already_there(
     return found
 
 
-def _remember(new: Receipt, tree: TreeWriter, path: str, judged: Judgement, step: Step) -> None:
-    """Note the way back, once: the first original stays the restore point."""
+def _remember(
+    draft: Draft, new: Receipt, entry: PlannedFile, judged: Judgement, step: Step
+) -> None:
+    """Note the way back, once: the first original stays the restore point.
+
+    Until a base is installed over what we put: a restore must not bring back files of the one
+    before it.
+    """
+    path, found = entry.path, judged.found[entry.path]
     drifted = path in judged.drifted
-    if path in new.originals and not drifted:
+    if path in new.originals and not drifted and not _base_again(draft.old, entry, found):
         return
-    state = judged.found.get(path, ABSENT) if path in judged.found else tree.state(path)
-    new.originals[path] = {"kept": step.was, "state": state.to_json()}
+    for pyc in [p for p in new.originals if p.endswith(".pyc") and module_of(p) == path]:
+        if path in draft.old.originals:
+            del new.originals[pyc]  # of a source that is no longer the way back
+    new.originals[path] = {"kept": step.was, "state": found.to_json()}
     if drifted:
         # Replaced by name only: whoever named it gets these very bytes back.
         new.originals[path]["drifted"] = True
+
+
+def _base_again(old: Receipt, entry: PlannedFile, found: State) -> bool:
+    """True where the plan's base lies at a path where we had put something else."""
+    ours = old.put(entry.path)
+    if ours is not None and found.same_content(ours):
+        return False
+    return any(found.same_content(state) for state in entry.assume)
 
 
 def _drop_pyc(draft: Draft, new: Receipt, path: str, module: str) -> None:
@@ -251,7 +272,7 @@ def _put(draft: Draft, new: Receipt, entry: PlannedFile, blobs: Blobs, judged: J
     else:
         fill = _filler(blobs, want.sha256)
         draft.put(entry.path, fill, int(want.mode, 8), sha256=want.sha256, size=want.size)
-    _remember(new, draft.tree, entry.path, judged, draft.steps[-1])
+    _remember(draft, new, entry, judged, draft.steps[-1])
     new.files[entry.path] = want.to_json()
 
 
@@ -277,6 +298,7 @@ def _put_pyc(draft: Draft, new: Receipt, entry: PlannedFile, pyc: bytes, same: s
 def _leave_others(draft: Draft, new: Receipt, judged: Judgement, planned: set[str]) -> None:
     """Plan the way back for every path that an earlier plan touched and this one does not."""
     leaving = [p for p in new.originals if p not in planned and _module_of_any(p) not in planned]
+    _refuse_spoilt(draft.tree, new, judged.give_back)
     for path in judged.give_back:
         draft.give_back(path, new.originals[path]["kept"])
     for path in judged.drop:
@@ -285,10 +307,36 @@ def _leave_others(draft: Draft, new: Receipt, judged: Judgement, planned: set[st
     for path in leaving:
         entry = new.originals.pop(path)
         new.files.pop(path, None)
-        if path.endswith(".pyc") and entry["kept"]:
-            draft.give_back(path, entry["kept"])
+        if path.endswith(".pyc") and entry["kept"] and _as_kept(draft.tree, entry):
+            draft.give_back(path, entry["kept"])  # a spoilt one is derived: Python makes it anew
     for pyc in [p for p in new.pycs if module_of(p) not in planned]:
         del new.pycs[pyc]
+
+
+def _refuse_spoilt(tree: TreeWriter, receipt: Receipt, paths: Iterable[str]) -> None:
+    """Raise Refused naming every original that is lost, or is not what it was when it was kept."""
+    spoilt = [path for path in paths if not _as_kept(tree, receipt.originals[path])]
+    if spoilt:
+        raise Refused(
+            f"{len(spoilt)} original(s) cannot be given back as they were",
+            why=f"{tree.visible(KEPT)} has lost them, or they were changed there (through another"
+            f" link to the same file, for instance): {', '.join(map(printable, spoilt))}",
+            fix="install the base anew: what is as it was is left alone; nothing was changed",
+        )
+
+
+def _as_kept(tree: TreeWriter, entry: Mapping[str, Any]) -> bool:
+    return tree.state(join(KEPT, entry["kept"])) == State.parse(entry["state"], "receipt")
+
+
+def _two_pythons(asked: Mapping[str, str], compiled: Mapping[str, str]) -> Unfit:
+    return Unfit(
+        "the service's interpreter is not the same one every time",
+        why=f"in the service's environment it is {asked['version']} ({asked['tag']}), with an empty"
+        f" one {compiled['version']} ({compiled['tag']}): its bytecode would never be used",
+        fix="set base.python in the manifest (or --python) to the interpreter itself, not to a"
+        " script that chooses one",
+    )
 
 
 def _module_of_any(path: str) -> str:

@@ -101,9 +101,24 @@ def read_journal(tree: TreeReader) -> Found | None:
         return None
     if not lines:
         return Found(None, "")
+    try:
+        return _understood(lines)
+    except (ValueError, TypeError, KeyError, RecursionError) as err:
+        raise Stuck(
+            "the journal of an interrupted deploy cannot be read",
+            why=f"{tree.visible(JOURNAL)}: {type(err).__name__}: {printable(str(err))}",
+            fix="compare with `verify`; install the base anew and remove that folder, or rebuild"
+            " the target; then deploy again",
+        ) from err
+
+
+def _understood(lines: list[bytes]) -> Found:
     raw = json.loads(lines[0])
     raw["steps"] = tuple(Step(*step) for step in raw["steps"])
     raw["folders"], raw["emptied"] = tuple(raw["folders"]), tuple(raw["emptied"])
+    texts = [text for step in raw["steps"] for text in step]
+    if not all(isinstance(text, str) for text in (*texts, *raw["folders"], *raw["emptied"])):
+        raise ValueError("a name in it is no text")
     sha, mark = hashlib.sha256(lines[0]).hexdigest(), ""
     for line in lines[1:]:
         said = json.loads(line)

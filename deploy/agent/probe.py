@@ -63,12 +63,14 @@ out.write(MARK + json.dumps([python, answers]).encode() + b"\n")
 out.flush()
 """
 
-# What sourcing prints is of no interest; what it exports is. "$@" is the interpreter's command.
+# What sourcing prints is of no interest; what it exports is. It is sourced in a function, whose
+# words it may set as it likes, and the folder is entered again after it, as the service does it.
 _SHELL = """
+load() { . "$1" >/dev/null || exit 98; }
 cd "$1" || exit 97
-script=$2
+[ -z "$2" ] || load "$2"
+cd "$1" || exit 97
 shift 2
-if [ -n "$script" ]; then . "$script" >/dev/null || exit 98; fi
 exec "$@"
 """
 _ENDS = {97: "the folder it starts in cannot be entered", 98: "env_script failed"}
@@ -111,16 +113,24 @@ class Probe:
         if not mark:
             last = err.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
             raise self._silent(_ENDS.get(status, f"it ended with {status}") + f": {last[0]}")
-        python, answers = json.loads(answer)
+        python, answers = self._understood(answer)
         if self._missing:
             answers["launch"] = {"missing": self._missing}
         return python, answers
+
+    def _understood(self, answer: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+        # One line: what comes after it was printed by somebody at the interpreter's end.
+        try:
+            python, answers = json.loads(answer.partition(b"\n")[0])
+            return dict(python), dict(answers)
+        except (ValueError, TypeError) as err:
+            raise self._silent(f"its answer cannot be read: {err}") from err
 
     def cancel(self) -> None:
         """End what still runs and remove the empty folder. May be called again."""
         self._child.kill()
         if self._empty:
-            os.rmdir(self._empty)
+            _remove(self._empty)
             self._empty = ""
 
     def _silent(self, why: str) -> Unfit:
@@ -152,6 +162,16 @@ def _fresh_folder() -> str:
         why="neither /tmp nor /var/tmp nor /dev/shm can be written",
         fix="make one of them writable; the import is proven from a folder that holds nothing",
     )
+
+
+def _remove(folder: str) -> None:
+    """Remove the empty folder, and what env_script or the interpreter left in it."""
+    try:
+        os.rmdir(folder)
+    except OSError:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _same_file(one: str, other: str) -> bool:

@@ -166,7 +166,10 @@ class Compiler:
             last = err.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
             raise self._failed(f"it ended with {status}: {printable(last[0])}")
         head, _, rest = answer.partition(b"\n")
-        said = json.loads(head)
+        try:
+            said = json.loads(head)
+        except ValueError as torn:
+            raise self._failed(f"its answer cannot be read: {torn}") from torn
         results = []
         for item in said["answers"]:
             size = item[1] if item[0] == "made" else 0

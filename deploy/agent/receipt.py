@@ -12,13 +12,26 @@ from typing import Any
 
 from .plan import State
 from .tree import TreeReader
-from .words import Stuck
+from .words import BundleError, Stuck, digest
 
 HOME = ".dcu-bundle"
 RECEIPT = f"{HOME}/receipt.json"
 KEPT = f"{HOME}/kept"
 JOURNAL = f"{HOME}/journal"
 SCHEMA = "receipt/1"
+_SHAPE = {
+    "serial": int,
+    "plan": str,
+    "name": str,
+    "python": dict,
+    "files": dict,
+    "pycs": dict,
+    "originals": dict,
+    "folders": list,
+    "removed": dict,
+    "identities": dict,
+    "incidental": dict,
+}
 
 
 class Receipt:
@@ -29,6 +42,7 @@ class Receipt:
     originals: path -> {"kept": name or "", "state": State, "stat": [mode, uid, gid]}; "" means that
                nothing was there
     folders:   folders that we made;  removed: folder -> [mode, uid, gid] that we removed
+    seal:      sha256 of all the rest: an entry that was lost would never be given back
     """
 
     def __init__(self, raw: dict[str, Any] | None = None) -> None:
@@ -47,8 +61,8 @@ class Receipt:
         self.incidental: dict[str, Any] = raw.get("incidental", {})
 
     def to_json(self) -> dict[str, Any]:
-        names = "serial plan name python files pycs originals folders removed identities incidental"
-        return {"schema": SCHEMA, **{name: getattr(self, name) for name in names.split()}}
+        record = {"schema": SCHEMA, **{name: getattr(self, name) for name in _SHAPE}}
+        return {**record, "seal": digest(record)}
 
     def put(self, path: str) -> State | None:
         """Return what we put at `path`, if we did."""
@@ -66,18 +80,38 @@ class Receipt:
 def read_receipt(tree: TreeReader) -> Receipt:
     """Return the site's receipt. Raises Stuck when there is one that cannot be understood."""
     try:
-        raw = json.loads(tree.read(RECEIPT))
-        if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-            raise ValueError(f"its schema is not {SCHEMA}")
-        return Receipt(raw)
+        return _receipt(json.loads(tree.read(RECEIPT)))
     except (FileNotFoundError, NotADirectoryError):
         return Receipt()
-    except (ValueError, OSError) as err:
+    except (ValueError, OSError, RecursionError) as err:
         raise Stuck(
             "the receipt of an earlier deploy cannot be read",
             why=f"{tree.visible(RECEIPT)}: {err}",
-            fix="the originals lie beside it in kept/: put them back by hand, or rebuild it",
+            fix="install the base anew and remove that folder (the originals are in its kept/), or"
+            " rebuild the target; then deploy again",
         ) from err
+
+
+def _receipt(raw: object) -> Receipt:
+    """Return a record that may be acted on. Raises ValueError."""
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        raise ValueError(f"its schema is not {SCHEMA}")
+    for name, kind in _SHAPE.items():
+        if not isinstance(raw.get(name), kind):
+            raise ValueError(f"{name} is missing, or is no {kind.__name__}")
+    if raw.pop("seal", "") != digest(raw):
+        raise ValueError("its seal is not that of what it says: it was edited")
+    receipt = Receipt(raw)
+    try:
+        for path in receipt.files:
+            receipt.put(path)
+        for path, entry in receipt.originals.items():
+            receipt.original(path)
+            if "/" in entry["kept"]:
+                raise ValueError(f"{path} is kept outside of kept/")
+    except (BundleError, KeyError, TypeError) as err:
+        raise ValueError(f"it says of a file what cannot be: {err}") from err
+    return receipt
 
 
 def interrupted(tree: TreeReader) -> bool:

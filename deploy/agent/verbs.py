@@ -120,6 +120,7 @@ def _bring_about(call: Call, bytecode: Bytecode, lock: Lock, watch: Watch) -> No
         judged,
         receipt,
         bytecode=bytecode,
+        python={key: call.evidence["python"][key] for key in ("tag", "version", "magic")},
         identities=_identities(call),
         incidental=who,
     )

@@ -13,6 +13,7 @@ import pytest
 
 from deploy.agent.pyc import cache_files
 from deploy.agent.tree import TreeReader
+from deploy.agent.words import digest
 from tests.agent.target import BASE_FILES, Target, compile_all, pythons, state
 
 TAG = sys.implementation.cache_tag
@@ -101,7 +102,8 @@ def test_a_forged_receipt_does_not_survive_recompiling(deployed: Target) -> None
 
     raw = json.loads(record)
     raw["pycs"][CORE]["sha256"] = state(forged).sha256
-    receipt.write_text(json.dumps(raw))
+    del raw["seal"]
+    receipt.write_text(json.dumps({**raw, "seal": digest(raw)}))
 
     assert deployed.states() == {}
     assert deployed.states("--recompile") == {"pack/core.py": "wrong pyc body"}
