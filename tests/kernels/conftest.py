@@ -12,18 +12,19 @@ import pytest
 
 from deploy.kernels import build as builds
 from deploy.kernels.request import Build, BuildRequest
-from tests.kernels.mini_room import Checkout, Tools, provisioned, request_for
+from tests.kernels.mini_room import Checkout, Tools, own_toolchain, provisioned, request_for
 
 
 @pytest.fixture(scope="session")
-def tools() -> Tools:
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Tools:
+    """Give this session a toolchain of its own: a test changes one of its files for a while."""
     found = provisioned()
     if not found.env_script.exists() or not found.python.exists():
         why = "no HIP toolchain: run tests/provision.sh start hip"
         if os.environ.get("CI") == "true":
             pytest.fail(why)
         pytest.skip(why)
-    return found
+    return own_toolchain(found, tmp_path_factory.mktemp("tools") / "toolchain")
 
 
 @dataclass(frozen=True)

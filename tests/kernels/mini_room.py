@@ -45,6 +45,15 @@ def provisioned() -> Tools:
     return Tools(cache / "toolchain", cache / "kernels-venv" / "bin" / "python")
 
 
+def own_toolchain(tools: Tools, prefix: Path) -> Tools:
+    """Copy the toolchain, so that a test may change one of its files."""
+    shutil.copytree(tools.prefix, prefix, symlinks=True)
+    texts = [prefix / "env.sh", prefix / "llvm/bin/clang++", *(prefix / "lib").rglob("*.cmake")]
+    for path in texts:
+        path.write_text(path.read_text().replace(str(tools.prefix), str(prefix)))
+    return replace(tools, prefix=prefix)
+
+
 class Checkout:
     """A repository with the mini tree and its history."""
 

@@ -15,14 +15,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from deploy import flow
 from deploy.agent.words import Verb
 from deploy.carriers import Request
 from deploy.gates import Verdict
-from tests.kernels.mini_room import Checkout, Tools, provisioned
+from tests.kernels.mini_room import Checkout, Tools, own_toolchain, provisioned
 from tests.kernels.mini_story import Story
 
 GEMM = "csrc/rocm/skinny_gemms.cu"
@@ -46,13 +46,12 @@ class Row:
 
 
 class World:
-    """A deployed submission with an old binary at hand, and a toolchain of its own."""
+    """A deployed submission with an old binary at hand. Its toolchain is ours to change."""
 
     def __init__(self, tools: Tools, room: Path, ccache: Path) -> None:
-        self.prefix = _own_toolchain(tools.prefix, room / "toolchain")
-        own = replace(tools, prefix=self.prefix)
+        self.prefix = tools.prefix
         checkout = Checkout(room / "checkout")
-        self.story = Story(own, ccache, checkout, room)
+        self.story = Story(tools, ccache, checkout, room)
         self.story.write(checkout.edit(GEMM, "sum = 0.0f", "sum = 0.5f"))
         flow.build_kernels("mini", self.story.layout)
         self.old = self._artefact.read_bytes()
@@ -106,15 +105,6 @@ class World:
             yield
         finally:
             os.replace(kept, path)
-
-
-def _own_toolchain(prefix: Path, target: Path) -> Path:
-    shutil.copytree(prefix, target, symlinks=True)
-    for path in (target / "env.sh", target / "llvm/bin/clang++"):
-        path.write_text(path.read_text().replace(str(prefix), str(target)))
-    for path in (target / "lib/cmake").rglob("*.cmake"):
-        path.write_text(path.read_text().replace(str(prefix), str(target)))
-    return target
 
 
 @contextmanager
@@ -246,7 +236,8 @@ def rows(world: World) -> Iterator[Row]:
 def main() -> int:
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
-        world = World(provisioned(), Path(folder), Path(folder) / "ccache")
+        tools = own_toolchain(provisioned(), Path(folder) / "toolchain")
+        world = World(tools, Path(folder), Path(folder) / "ccache")
         start = time.monotonic()
         for row in rows(world):
             wrong += not row.right

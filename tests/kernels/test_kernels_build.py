@@ -167,19 +167,18 @@ def test_a_deleted_header_takes_its_copy_and_twin_along(
 
 def test_a_changed_device_library_is_no_cache_hit(built: Built, tools: Tools, room: Path) -> None:
     """The compiler cache does not look at bitcode, which is linked into every kernel."""
-    prefix = room / "other-toolchain"
-    shutil.copytree(tools.prefix, prefix, symlinks=True)
-    for path in (prefix / "env.sh", prefix / "llvm/bin/clang++"):
-        text = path.read_text().replace(str(tools.prefix), str(prefix))
-        path.write_text(text)
-    library = prefix / "amdgcn/bitcode/oclc_daz_opt_off.bc"
-    times = library.stat()
-    library.write_bytes((prefix / "amdgcn/bitcode/oclc_daz_opt_on.bc").read_bytes())
-    os.utime(library, ns=(times.st_atime_ns, times.st_mtime_ns))
-    request = request_for(tools, built.checkout, room, built.request.head,
-                          ccache_dir=built.ccache, env_script=str(prefix / "env.sh"))  # fmt: skip
-
-    done = build(request)
+    libraries = tools.prefix / "amdgcn/bitcode"
+    library, other = libraries / "oclc_daz_opt_off.bc", libraries / "oclc_daz_opt_on.bc"
+    assert library.stat().st_size == other.stat().st_size
+    kept = room / "kept.bc"
+    shutil.copy2(library, kept)
+    library.write_bytes(other.read_bytes())
+    shutil.copystat(kept, library)
+    request = request_for(tools, built.checkout, room, built.request.head, ccache_dir=built.ccache)
+    try:
+        done = build(request)
+    finally:
+        shutil.copy2(kept, library)
 
     assert done.evidence["incidental"]["ccache"]["this_build"]["hits"] == 0
     assert done.evidence["toolchain"]["digest"] != built.build.evidence["toolchain"]["digest"]
@@ -313,11 +312,22 @@ def test_an_interrupted_build_leaves_no_artefact_and_the_next_one_is_whole(
         "from tests.kernels.mini_room import *\n"
         "checkout = object.__new__(Checkout)\n"
         "checkout.folder, checkout.base = Path(sys.argv[2]), sys.argv[3]\n"
-        "build(request_for(provisioned(), checkout, Path(sys.argv[4]), sys.argv[3],"
+        "tools = Tools(Path(sys.argv[6]), Path(sys.argv[7]))\n"
+        "build(request_for(tools, checkout, Path(sys.argv[4]), sys.argv[3],"
         " ccache_dir=Path(sys.argv[5])))\n"
     )
-    argv = (sys.executable, "-c", program, str(TOP), str(checkout.folder), head, str(room),
-            str(room / "cold"))  # fmt: skip
+    argv = (
+        sys.executable,
+        "-c",
+        program,
+        str(TOP),
+        str(checkout.folder),
+        head,
+        str(room),
+        str(room / "cold"),
+        str(tools.prefix),
+        str(tools.python),
+    )
     for number in (signal.SIGINT, signal.SIGKILL):
         log = room / "build-dir/logs/build-1.log"
         log.unlink(missing_ok=True)
