@@ -18,7 +18,7 @@ from typing import Any
 
 from deploy import bundle as bundles
 from deploy import fleet, gates, inventory, listing, report, source, submission, wheel
-from deploy.agent.words import Verb, digest
+from deploy.agent.words import Verb, canonical, digest
 from deploy.bundle import Bundle
 from deploy.carriers import Carrier, Request, in_turn
 from deploy.carriers.container import parse_container, parse_image
@@ -35,6 +35,7 @@ from deploy.submission import Submission
 from deploy.values import PathClass
 
 _NO_SERVICE = "no service was started from this target"
+_NOT_COMPILED = "a kernel source changed, and the manifest has no `kernels:` to compile it with"
 
 
 # --- what an operator can ask for -----------------------------------------------------------------
@@ -344,10 +345,26 @@ def _source_links(found: Submission, pinned: Lock) -> list[tuple[str, str, str]]
         ("base commit", str(old.get("base", "")), found.delta.base),
         ("head commit", str(old.get("head", "")), found.delta.head),
         ("blobs", digest(old.get("files")), digest(found.inputs["files"])),
+        *_other_inputs(old, found.inputs),
         ("inputs", pinned.digest, digest(found.inputs)),
         ("plan", str(pinned.expect.get("plan", "")), found.plan.digest),
         ("payload", str(pinned.expect.get("payload", "")), found.plan.payload),
     ]
+
+
+def _other_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The inputs without a link of their own that differ: a digest would not say which."""
+    named = ("base", "head", "files")
+    pairs = [(key, old.get(key), new.get(key)) for key in sorted({*old, *new} - {*named})]
+    return [
+        (f"inputs.{key}", _shown(was), _shown(now))
+        for key, was, now in pairs
+        if digest(was) != digest(now)
+    ]
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else canonical(value).decode()
 
 
 def _bundle_links(found: Submission, made: Bundle, pinned: Lock) -> list[tuple[str, str, str]]:
@@ -366,7 +383,7 @@ def compare(links: Sequence[tuple[str, str, str]]) -> list[dict[str, str]]:
             raise Differs(
                 f"the first link that diverged from the lock: {link}",
                 why=f"locked {was or 'nothing'}, found {now or 'nothing'}",
-                fix=_SUSPECTS.get(link, "read `git log` of the manifest, its series and the lock"),
+                fix=_SUSPECTS.get(link, _ANY_SUSPECT),
             )
     return [_link(*link) for link in links]
 
@@ -375,6 +392,9 @@ def _link(link: str, was: str, now: str) -> dict[str, str]:
     return {"link": link, "locked": was, "found": now}
 
 
+_ANY_SUSPECT = (
+    "read `git log` of the manifest, its series and the lock; run `inv lock` if the change is meant"
+)
 _SUSPECTS = {
     "agent": "this product's agent changed since the lock, the payload did not: run `inv lock`",
     "base commit": "compare the wheel's sha256, or the repository, with the manifest's",
@@ -406,8 +426,20 @@ def _lay(found: Submission) -> Path:
 def _targets(found: Submission, to: str) -> list[Carrier]:
     """Return the carriers of a comma list; the default is the root that reproduce left."""
     texts = [text.strip() for text in to.split(",") if text.strip()]
-    texts = texts or [f"local:{found.out / 'root'}"]
-    return [_carrier(text) for text in texts]
+    return [_carrier(text) for text in texts or [_default_target(found)]]
+
+
+def _default_target(found: Submission) -> str:
+    root = found.out / "root"
+    if not root.is_dir():
+        kinds = "local:ROOT, ssh:ALIAS, container:ID or image:REF"
+        lay = f"run `inv reproduce -n {found.name}`, which lays that root, or "
+        raise BadValues(
+            f"there is no target for {found.name}",
+            why=f"-t names none, and {root}, the default, is not there",
+            fix=f"{lay if found.wheel else ''}name one with -t: {kinds}",
+        )
+    return f"local:{root}"
 
 
 def _carrier(text: str) -> Carrier:
@@ -504,7 +536,9 @@ def _judge(found: Submission, evidence: Evidence) -> tuple[Gate, ...]:
     if found.manifest.kernels is None and not found.delta.of(PathClass.KERNEL):
         for number in (2, 3, 4):
             waived.setdefault(number, "the manifest has no kernels and the diff no kernel source")
-    return gates.in_order([first, *_of_kernels(found, evidence)], waived, _NO_SERVICE)
+    compiled = _of_kernels(found, evidence)
+    silent = not compiled and not waived.keys() >= {2, 3, 4}
+    return gates.in_order([first, *compiled], waived, _NOT_COMPILED if silent else _NO_SERVICE)
 
 
 def _of_kernels(found: Submission, evidence: Evidence) -> list[Gate]:

@@ -269,12 +269,13 @@ def _classed(delta: Delta) -> str:
 
 
 def _installed(plan: Plan, evidence: Evidence) -> list[str]:
-    planned = {entry.path for entry in plan.files}
-    ok = sum(row["path"] in planned and row["state"] == "ok" for row in evidence.files)
-    compiled = sum(entry.compiled for entry in plan.files)
+    ok = {row["path"] for row in evidence.files if row["state"] == "ok"}
+    files = {entry.path for entry in plan.files}
+    modules = {entry.path for entry in plan.files if entry.compiled}
+    version = evidence.raw.get("python", {}).get("version", "?")
     return [
-        f"{ok} of {len(plan.files)} files read back from disk and equal to the commit",
-        f"{compiled} modules compiled by {evidence.raw.get('python', {}).get('version', '?')}",
+        f"{len(ok & files)} of {len(files)} files read back from disk and equal to the commit",
+        f"{len(ok & modules)} of {len(modules)} modules compiled by {version}",
         f"tree {evidence.tree}",
     ]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.agent.audit import lines as audit_lines
 from deploy.agent.plan import Plan, State
-from deploy.agent.words import printable
+from deploy.agent.words import Verb, printable
 from deploy.evidence import Evidence
 from deploy.gates import NOT_PROVEN, Gate, Verdict, Visit
 from deploy.values import Blob, Change, Delta, PathClass
@@ -138,8 +138,18 @@ def overlay_count(delta: Delta) -> int:
 
 
 def lock_text(lock: Lock, changed: bool) -> str:
-    rows = [(key, str(value)) for key, value in sorted(lock.expect.items())]
-    return f"lock {'written' if changed else 'unchanged'}\n{table(rows)}"
+    return f"lock {'written' if changed else 'unchanged'}\n{table(_expected(lock.expect))}"
+
+
+def _expected(expect: Mapping[str, Any], group: str = "") -> list[tuple[str, str]]:
+    """A row a digest; those of a group follow one another under its name."""
+    rows: list[tuple[str, str]] = []
+    for key, value in sorted(expect.items()):
+        if isinstance(value, Mapping):
+            rows += _expected(value, f"{group}{key} ")
+        else:
+            rows.append((group + key, str(value)))
+    return rows
 
 
 def kernels_text(name: str, built: Mapping[str, Any]) -> str:
@@ -193,11 +203,22 @@ def visit_text(visit: Visit) -> str:
     if visit.evidence is not None and visit.evidence.files:
         lines.append(files_text(visit.evidence))
     if visit.evidence is not None:
+        if visit.error is None:
+            lines += change_lines(visit.evidence)
         lines += import_lines(visit.evidence.raw)
         lines += service_lines(visit.evidence.raw)
     if visit.gates:
         lines.append(gates_text(visit.gates))
     return _safe("\n".join(lines))
+
+
+def change_lines(evidence: Evidence) -> list[str]:
+    """What a check would change, or a restore changed: a line a path; nothing for other verbs."""
+    if evidence.verb not in (Verb.CHECK, Verb.RESTORE):
+        return []
+    changes = evidence.raw.get("changes") or {}
+    rows = [(act, path) for act, paths in sorted(changes.items()) for path in paths]
+    return [table(rows)] if rows else []
 
 
 def _safe(text: str) -> str:
@@ -349,7 +370,7 @@ def caches_json(
 def import_lines(raw: Mapping[str, Any]) -> list[str]:
     """What decides where imports come from, and what an audit of the package found."""
     found = [
-        f"  import from {where}: {place['why']} -> {place['mend']}"
+        f"  import from {where}: {place.get('why', '')} -> {place['mend']}"
         for where, place in sorted((raw.get("origin") or {}).items())
         if place.get("mend")
     ]

@@ -153,6 +153,6 @@ def parse_local(text: str) -> Local:
         raise BadValues(
             f"there is no target local:{text}",
             why=f"{root} is not a folder",
-            fix="run `inv reproduce` first, which lays the default root, or name another with -t",
+            fix="name a folder that is there; `inv reproduce` lays one for a wheel's manifest",
         )
     return Local(root.resolve())

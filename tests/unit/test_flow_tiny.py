@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import zlib
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from deploy import flow
+from deploy import flow, report
 from deploy.agent.words import Verb
 from deploy.carriers import Request
-from deploy.errors import BundleError, Differs, Refused, StaleLock
+from deploy.errors import BadValues, BundleError, Differs, Refused, StaleLock
 from deploy.gates import Verdict, Visit
 from deploy.layout import HERE, Layout
+from deploy.lock import Lock, read_lock, write_lock
 
 VERIFY = Request(verb=Verb.VERIFY)
 SITE = "root/usr/local/lib/python3.10/dist-packages"
@@ -150,6 +152,47 @@ def test_reproduce_names_the_first_link_that_diverged_with_both_values(layout: L
 
     assert caught.value.exit == 10
     assert caught.value.why.count(" ") >= 3
+
+
+def test_an_input_that_diverged_is_named_and_shown_not_only_digested(layout: Layout) -> None:
+    pinned = read_lock(layout.lock("tiny"))
+    older = {key: value for key, value in pinned.inputs.items() if key != "base_files"}
+    write_lock(layout.lock("tiny"), Lock(inputs=older, expect=pinned.expect))
+
+    with pytest.raises(StaleLock, match=r"diverged from the lock: inputs\.base_files") as caught:
+        verify(layout)
+
+    assert "locked nothing, found {" in caught.value.why
+    assert "dist-info/RECORD" in caught.value.why
+
+
+def test_a_kernel_source_that_nothing_compiles_is_the_reason_of_the_gates(
+    reproduced: Layout,
+) -> None:
+    silent = verify(reproduced).gates[1:4]
+
+    assert {gate.verdict for gate in silent} == {Verdict.NOT_REACHED}
+    assert all("`kernels:`" in gate.reason for gate in silent)
+
+
+def test_a_check_lists_what_it_would_change_and_a_restore_what_it_changed(layout: Layout) -> None:
+    [clean] = flow.run("tiny", "", Request(verb=Verb.CHECK), layout)
+    [restored] = flow.run("tiny", "", Request(verb=Verb.RESTORE), layout)
+    [checked] = flow.run("tiny", "", Request(verb=Verb.CHECK), layout)
+
+    assert "vllm/gemm.py" not in report.visit_text(clean)
+    assert re.search(r"^  give back +vllm/gemm\.py$", report.visit_text(restored), re.M)
+    assert re.search(r"^  put +vllm/gemm\.py$", report.visit_text(checked), re.M)
+    assert re.search(r"^  drop +vllm/old_entry\.py$", report.visit_text(checked), re.M)
+
+
+def test_without_a_target_it_is_said_how_to_get_one(layout: Layout) -> None:
+    shutil.rmtree(layout.out_of("tiny") / "root")
+
+    with pytest.raises(BadValues, match="no target for tiny") as caught:
+        verify(layout)
+
+    assert "inv reproduce -n tiny" in caught.value.fix
 
 
 def test_without_a_lock_nothing_is_deployed_and_the_command_is_named(layout: Layout) -> None:

@@ -53,8 +53,16 @@ def test_clean_evidence_passes_gate_1_and_says_on_what_it_rests() -> None:
 
     assert gate.verdict is Verdict.PASSED
     assert any("2 of 2 files" in proof for proof in gate.proofs)
-    assert any("1 modules compiled by 3.10.12" in proof for proof in gate.proofs)
+    assert any("1 of 1 modules compiled by 3.10.12" in proof for proof in gate.proofs)
     assert sum("/site/vllm/__init__.py" in proof for proof in gate.proofs) == 2
+
+
+def test_a_module_that_is_not_as_planned_does_not_count_as_compiled() -> None:
+    rows = [{"path": "vllm/a.py", "state": "missing"}, {"path": "vllm/b.json", "state": "ok"}]
+    gate = source_complete(PLAN, evidence(files=rows), None)
+
+    assert any("1 of 2 files" in proof for proof in gate.proofs)
+    assert any("0 of 1 modules compiled" in proof for proof in gate.proofs)
 
 
 SILENT: dict[str, dict[str, Any]] = {
