@@ -116,7 +116,7 @@ def collect(
         "base": "records of the baseline, by comma, in the order they were made",
         "candidate": "as many of the candidate, made in turns with the others",
         "accuracy_base": "the baseline's accuracy: a table, or a record of bench.accuracy",
-        "accuracy_candidate": "the candidate's",
+        "accuracy_candidate": "the same of the candidate",
     },
 )
 def compare(
@@ -148,7 +148,7 @@ def compare(
         "words": "its words, by comma: a task, a number of rows",
         "collect": "fetch the newest run's tables into out/NAME/accuracy.json",
         "base": "a table of the suite, or a record: the baseline's",
-        "candidate": "the candidate's",
+        "candidate": "the same of the candidate",
     },
 )
 def accuracy(
@@ -158,6 +158,7 @@ def accuracy(
     """Run, collect or compare the accuracy suite, task by task; only a run's own output counts."""
     from deploy import figures, measuring
     from deploy.agent.words import Exit
+    from deploy.errors import BadValues
     from deploy.measure import accuracy as accuracies
 
     if script:
@@ -165,6 +166,12 @@ def accuracy(
         return _show(measuring.start(name, to, "accuracy", options), json=json)
     if collect:
         return _show(measuring.collect_accuracy(name, to), json=json)
+    if not (base and candidate):
+        raise BadValues(
+            "there is nothing to compare",
+            why=f"--base is {base or 'not given'}, --candidate is {candidate or 'not given'}",
+            fix="give both; or --script to run the suite, or --collect to fetch a run's tables",
+        )
     sides = [measuring.scores(path) for path in measuring.paths(f"{base},{candidate}")]
     found = accuracies.compare(sides[0], sides[-1])
     if json:

@@ -12,11 +12,11 @@ from deploy.console import show_json, task
     example="./inv report -n demo --base out/demo/bench/base.json",
     help={
         "run": "records of the candidate, by comma (default: the newest that was collected)",
-        "base": "records of the baseline, by comma, as many",
+        "base": "as many records of the baseline, by comma",
         "profile": "the profiler's *.hipkernel.csv, or its *.db",
-        "before": "the baseline's",
+        "before": "the baseline's profile, in either form",
         "accuracy_base": "a table of the accuracy suite, or a record: the baseline's",
-        "accuracy_candidate": "the candidate's",
+        "accuracy_candidate": "the same of the candidate",
         "out": "where to write (default: out/NAME)",
     },
 )
