@@ -103,7 +103,8 @@ def _write(path: str, chunks: Iterator[bytes], mode: int) -> None:
 
 
 def _drop_older(folder: str, keep: str, name: str) -> None:
-    older = re.compile(re.escape(name) + r"-[0-9a-f]{12}\.pyz")
+    # An image brings its bundle by a name without digest; it would be a second one beside ours.
+    older = re.compile(r"bundle\.pyz|" + re.escape(name) + r"-[0-9a-f]{12}\.pyz")
     for other in os.listdir(folder):
         if other != keep and older.fullmatch(other):
             os.unlink(os.path.join(folder, other))

@@ -14,7 +14,11 @@ from pathlib import Path
 import pytest
 
 from deploy import scripts
+from deploy.agent.launch import Launch
+from deploy.agent.words import Verb
+from deploy.carriers import Request
 from deploy.carriers.assembly import Folders, Order, build, handed_in
+from deploy.carriers.container import Container
 from deploy.carriers.engine import open_engine
 from deploy.image.archive import Reference
 from deploy.image.layer import Entry
@@ -210,6 +214,28 @@ def test_what_does_not_end_is_named_and_killed_only_when_told(box: Box) -> None:
     assert lives
     assert killed.returncode == 0, killed.stderr
     assert box.sh(f"kill -0 {pid}").returncode != 0
+
+
+def test_a_service_is_started_in_an_image_s_container_from_outside(
+    box: Box, tmp_path: Path
+) -> None:
+    manifest = dock.manifest("vendor:1")
+    made = dock.bundle(tmp_path, meaning=manifest.meaning())
+    options = {
+        "launch": Launch.of_manifest(manifest.meaning()).to_json(),
+        "scripts": {
+            one.name: {"mode": f"{one.mode:04o}", "text": one.data.decode()}
+            for one in scripts.on_target(scripts.files(manifest))
+        },
+        "bundle": {"name": made.path.name, "sha256": made.sha256},
+    }
+
+    started = Container(box.id).deliver(made, Request(verb=Verb.START, options=options))
+    stopped = Container(box.id).deliver(made, Request(verb=Verb.STOP, options=options))
+
+    assert started.exit == 0, started.error
+    assert stopped.outcome == "stopped", stopped.error
+    assert box.sh(f"ls {DIR}/*.pyz").stdout.split() == [f"{DIR}/{made.path.name}"]
 
 
 _WRITES = (
