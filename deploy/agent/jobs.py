@@ -24,6 +24,7 @@ from .words import BundleError, Exit, Refused, Unfit, printable
 
 SCHEMA = "job/1"
 KINDS = ("bench", "profile", "accuracy")
+_TASKS = {"bench": "bench.run", "profile": "profile.run", "accuracy": "bench.accuracy --script"}
 FOLDER = "measured"  # bench/ and profile/ are the rendered scripts' own
 JOB, LOG, RECORD = "job.json", "job.log", "record.json"
 _LOCK = ".measure.lock"
@@ -110,16 +111,19 @@ def find(top: str, kind: str, stamp: str = "") -> Job:
     if stamp and not _STAMP.fullmatch(stamp):
         raise NoJob(f"{printable(stamp)} is no stamp of a run", why="a stamp is as the start"
                     " printed it", fix="leave it out for the newest")  # fmt: skip
-    stamps = [stamp] if stamp else sorted(_stamps(os.path.join(top, FOLDER, kind)))
-    folder = os.path.join(top, FOLDER, kind, stamps[-1]) if stamps else ""
+    above = os.path.join(top, FOLDER, kind)
+    stamps = [stamp] if stamp else sorted(_stamps(above))
     try:
+        if not stamps:
+            raise FileNotFoundError("none was made")
+        folder = os.path.join(above, stamps[-1])
         with open(os.path.join(folder, JOB), encoding="utf-8") as file:
             return Job(folder, dict(json.load(file)))
     except (OSError, ValueError) as err:
         raise NoJob(
             f"there is no {kind} run" + (f" {stamp}" if stamp else ""),
-            why=f"{printable(os.path.join(top, FOLDER, kind, stamp))}: {err}",
-            fix=f"start one: `inv {kind}.run`",
+            why=f"{printable(above)}: {err}",
+            fix=f"start one: `inv {_TASKS[kind]}`",
         ) from err
 
 

@@ -96,7 +96,7 @@ class Target:
             time.sleep(0.2)
 
 
-def make(tmp_path: Path, inside: tuple[str, ...]) -> Target:
+def make(tmp_path: Path, inside: tuple[str, ...], script: str = "") -> Target:
     """Lay the room below a folder; `inside` are the words that enter its processes' namespace."""
     site, folder = tmp_path / "site", tmp_path / "submission"
     (site / "vllm").mkdir(parents=True)
@@ -108,7 +108,7 @@ def make(tmp_path: Path, inside: tuple[str, ...]) -> Target:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    made = bundles.pack(plan(), inputs(folder, port, data), fill, tmp_path / "out")
+    made = bundles.pack(plan(), inputs(folder, port, data, script), fill, tmp_path / "out")
     overrides = ("--site", str(site), "--python", sys.executable, "--launch-dir", str(folder))
     return Target(made, folder, overrides, inside, port)
 
@@ -130,7 +130,7 @@ def plan() -> Plan:
     return Plan(name="t", package="vllm", python="/usr/bin/python3", site="/s", files=(entry,))
 
 
-def inputs(folder: Path, port: int, data: Path) -> dict[str, Any]:
+def inputs(folder: Path, port: int, data: Path, script: str = "") -> dict[str, Any]:
     sha256 = hashlib.sha256(data.read_bytes()).hexdigest()
     bucket = {"dataset": str(data), "sha256": sha256, "requests": 5}
     return {
@@ -138,7 +138,11 @@ def inputs(folder: Path, port: int, data: Path) -> dict[str, Any]:
             "name": "t",
             "launch": {"dir": str(folder), "port": port},
             "model": {"path": str(folder / "model"), "served_name": "m"},
-            "bench": {"buckets": {"8-16K": bucket}, "flags": FLAGS},
+            "bench": {
+                "buckets": {"8-16K": bucket},
+                "flags": FLAGS,
+                **({"script": script} if script else {}),
+            },
         }
     }
 
