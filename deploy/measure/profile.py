@@ -419,6 +419,8 @@ def _last_row(path: Path) -> tuple[int, int] | None:
         with path.open("rb") as file:
             lines = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
         raise _damaged(path, f"line {lines + 1}: the last line is cut", _CUT)
+    if b"\0" in tail:  # some versions of csv refuse it, others let it pass
+        raise _damaged(path, "it holds NUL bytes: a part of it was never written", _CUT)
     last = tail.rstrip(b"\r\n").rpartition(b"\n")[2].decode("utf-8", "replace")
     row = next(csv.reader([last]), [])
     if not row or row[0] != "Total" or len(row) < len(_NEEDED):

@@ -189,6 +189,16 @@ def test_bytes_that_are_no_text_are_no_crash(tmp_path: Path) -> None:
         summary(tmp_path / "k.csv", {})
 
 
+def test_a_part_that_was_never_written_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "k.csv"
+    path.write_bytes(b"Name,Calls,TotalDurationNs\n\0\0\0,1,2\n")
+
+    with pytest.raises(BadValues) as caught:
+        summary(path, {})
+
+    assert "NUL" in caught.value.why
+
+
 def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
     path = tmp_path / "k.csv"
     with path.open("w") as file:
