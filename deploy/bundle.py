@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,11 @@ AGENT = Path(__file__).resolve().parent / "agent"
 # The earliest time a zip can hold; a bundle has no clock.
 _TIME = (1980, 1, 1, 0, 0, 0)
 _CHUNK = 1 << 20
+# What zipfile raises on bytes that are no zip, or no longer the one they were.
+DAMAGE = (
+    *(OSError, ValueError, KeyError, IndexError, EOFError, OverflowError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+)
 
 # Copies the content of each sha256 it is handed into the stream beside it, in the order given.
 Fill = Callable[[Iterator[tuple[str, "Sink"]]], None]
@@ -90,11 +97,13 @@ def read(path: Path) -> Bundle:
             _check_members(names, archive)
             plan = Plan.parse(json.loads(archive.read("plan.json")))
             inputs = json.loads(archive.read("inputs.json"))
+            if not isinstance(inputs, dict):
+                raise ValueError("inputs.json is no mapping")
             agent = _agent_digest(
                 (n.removeprefix("agent/"), archive.read(n)) for n in names if _is_agent(n)
             )
             _check_blobs(plan, archive)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, RecursionError) as err:
+    except DAMAGE as err:
         raise StaleLock(
             f"cannot read the bundle {path}",
             why=f"{type(err).__name__}: {err}",

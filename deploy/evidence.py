@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from deploy import shape
 from deploy.agent.plan import Plan, is_sha256
 from deploy.agent.words import BundleError, Exit, FileState, Verb
 from deploy.errors import BadValues, Differs
@@ -107,25 +108,5 @@ def _check(raw: Any) -> None:
         FileState(row["state"])
         if not isinstance(row["path"], str):
             raise ValueError("a file without a path")
-    error = raw.get("error")
-    if error and not _texts(error, "what", "why", "fix"):
-        raise ValueError("its error has no three lines")
-    if not all(_texts(place, "state") for place in (raw.get("origin") or {}).values()):
-        raise ValueError("an import without a state")
-    if not all(_texts(trap, "kind", "where", "why", "mend") for trap in raw.get("traps") or ()):
-        raise ValueError("a trap without its texts")
-    if audit := raw.get("audit"):
-        _check_audit(audit)
-
-
-def _check_audit(audit: Any) -> None:
-    if not all(isinstance(paths, list) for paths in audit["owners"].values()):
-        raise ValueError("an audit without its lists")
-    if not all(isinstance(fault, str) for fault in audit["faults"]):
-        raise ValueError("an audit's fault that is no text")
-    if not all(_texts(row, "path", "owner", "why") for row in audit["files"]):
-        raise ValueError("an audit's file without its texts")
-
-
-def _texts(value: Any, *keys: str) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in keys)
+    if fault := next(shape.faults(raw, shape.EVIDENCE), None):
+        raise ValueError(fault)

@@ -47,7 +47,6 @@ CHOICES: dict[str, list[Any]] = {
     "cwd": ["/", "/tmp", "bundle", "root", "holds a package", "gone"],
     "PYTHONHASHSEED": ["0", "random", "4294967295", None],
     "PYTHONDONTWRITEBYTECODE": ["1", None],
-    "PYTHONOPTIMIZE": ["2", None],
     "PYTHONWARNINGS": ["error", None],
     "PYTHONIOENCODING": ["ascii", "utf-16", None],
     "clutter": [{}, {"LD_BIND_NOW": "1", "PS4": "+ $(exit 1)", "BASH_ENV": "/nonexistent"},

@@ -1,0 +1,33 @@
+"""The reader of a series: any bytes give a series or a BadValues, and no path leaves its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deploy import series
+from deploy.errors import BadValues
+from deploy.layout import HERE
+
+
+def seeds() -> dict[str, bytes]:
+    return {name: (HERE.series(name) / "series").read_bytes() for name in ("demo", "tiny")}
+
+
+def one(data: bytes, scratch: Path) -> None:
+    folder = scratch / "series"
+    if not folder.exists():
+        for name in ("files", "inserts"):
+            (folder / name).mkdir(parents=True)
+            (folder / name / "a.txt").write_bytes(b"text\n")
+            (folder / name / "a.py").write_bytes(b"A = 1\n")
+    (folder / "series").write_bytes(data)
+    try:
+        found = series.read(folder)
+    except BadValues as err:
+        _shown(str(err))
+        return
+    assert series.read(folder) == found
+
+
+def _shown(text: str) -> None:
+    assert all(char == "\n" or char.isprintable() for char in text), repr(text)
