@@ -76,8 +76,7 @@ def collect(
 ) -> list[tuple[Visit, Path]]:
     """Fetch each target's record, judge it, and keep it below ``out/NAME/bench/``.
 
-    Raises:
-        Differs: a run has not ended, or has left no record.
+    A target whose run has not ended, or has left no record, has an error and stops no other.
     """
     visits = status(name, to, "bench", stamp=stamp, record=True, layout=layout)
     found = []
@@ -87,12 +86,8 @@ def collect(
             continue
         told = _measured(visit)
         if told["state"] not in _ENDED or not told.get("record"):
-            raise Differs(
-                f"{visit.target}: there is no record to collect yet",
-                why=f"the run {told['stamp']} is {told['state']}"
-                + (f": {told['error']['what']}; {told['error']['why']}" if told["error"] else ""),
-                fix="follow it with `inv bench.status --follow`, or read its job.log",
-            )
+            found.append((dataclasses.replace(visit, error=_nothing_yet(told)), Path()))
+            continue
         found.append(_kept(name, visit, told, baseline, layout))
     return found
 
@@ -292,6 +287,17 @@ def _pass_on(target: str, found: Mapping[str, Any], seen: dict[str, int]) -> Non
         if begin > reached:
             say(f"{target}: {line}")
     seen[target] = at
+
+
+def _nothing_yet(told: Mapping[str, Any]) -> Differs:
+    why = f"the run {told['stamp']} is {told['state']}"
+    if told["error"]:
+        why += f": {told['error']['what']}; {told['error']['why']}"
+    return Differs(
+        "there is no record to collect",
+        why=why,
+        fix="follow it with `inv bench.status --follow`, or read its job.log",
+    )
 
 
 def _kept(

@@ -187,7 +187,8 @@ def _collect(name: str, to: str, stamp: str, baseline: str, *, json: bool) -> in
     kept = measuring.collect(name, to, stamp=stamp, baseline=baseline)
     if not json:
         for _, path in kept:
-            print(path)
+            if path.name:
+                print(path)
     return _show([visit for visit, _ in kept], json=json)
 
 
