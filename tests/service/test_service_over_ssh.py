@@ -16,7 +16,7 @@ from deploy.carriers import Request
 from deploy.evidence import Evidence
 from tests.carriers.remote import Remote
 from tests.carriers.sshd import free_port
-from tests.service.test_service_verbs import BODY, STANDIN, START, fill, inputs, plan
+from tests.service.test_service_verbs import BODY, STANDIN, START, fill, inputs, own_processes, plan
 
 pytestmark = [pytest.mark.sshd, pytest.mark.slow]
 
@@ -56,11 +56,12 @@ class Service:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    remote = Remote(tmp_path / "remote", "SetEnv SHLVL=5", root="/").start()
-    made = Service(remote, tmp_path)
-    yield made
-    made.ask(Verb.STOP, kill=True, grace=1)
-    remote.stop()
+    with own_processes() as inside:
+        # Others may run servers on this machine: whoever comes in finds this test's processes only.
+        enter = f'ForceCommand {" ".join(inside)} sh -c "$SSH_ORIGINAL_COMMAND"'
+        remote = Remote(tmp_path / "remote", "SetEnv SHLVL=5", enter, root="/").start()
+        yield Service(remote, tmp_path)
+        remote.stop()
 
 
 def test_a_service_is_started_seen_and_stopped_over_a_line(service: Service) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,11 +99,19 @@ def target(tmp_path: Path) -> Iterator[Target]:
         port = int(probe.getsockname()[1])
     made = bundles.pack(plan(), inputs(folder, port), fill, tmp_path / "out")
     overrides = ("--site", str(site), "--python", sys.executable, "--launch-dir", str(folder))
+    with own_processes() as inside:
+        yield Target(made, folder, overrides, port, inside)
+
+
+@contextmanager
+def own_processes() -> Iterator[tuple[str, ...]]:
+    """A namespace of processes: the words that enter it. What was started there goes with it."""
     keeper = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sleep", "600")
     with subprocess.Popen(keeper) as outer:
-        inner = _child_of(outer.pid)
-        yield Target(made, folder, overrides, port, ("nsenter", "-p", "-m", "-t", str(inner)))
-        outer.kill()  # whatever was started goes with its namespace
+        try:
+            yield ("nsenter", "-p", "-m", "-t", str(_child_of(outer.pid)))
+        finally:
+            outer.kill()
 
 
 def _child_of(pid: int) -> int:
