@@ -2,8 +2,8 @@
 
 Limits: a look with gate 5 takes less than 0.3 s beyond the interpreter's start; a scan of a usual
 log runs at half the speed of `grep -c` or better. Both sides see the same processes and the same
-cached bytes, and the best of several rounds counts. Logs that are mostly markers have no limit: grep counts their lines, the scan reads
-what each says, by as many processes as there are cores.
+cached bytes, and the best of several rounds counts. Logs that are mostly markers have no limit: grep
+counts their lines, the scan reads what each says, by as many processes as there are cores.
 """
 
 from __future__ import annotations
