@@ -179,7 +179,8 @@ def bundle_text(made: Bundle, python: str) -> str:
             f"  {python} -I -S {name} check  --root /",
             f"  {python} -I -S {name} deploy --root /",
             f"  {python} -I -S {name} verify --root / > evidence.json",
-            "and bring evidence.json back for `inv verify --evidence evidence.json`.",
+            "and bring evidence.json back, to have it judged:",
+            f"  ./inv verify -n {made.plan.name} --evidence evidence.json",
         ]
     )
 

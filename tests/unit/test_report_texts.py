@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from deploy import report
+from deploy.agent.plan import Plan
+from deploy.bundle import Bundle
 from deploy.layout import HERE
 from deploy.lock import Lock
 
@@ -32,3 +35,19 @@ def test_accuracy_with_fewer_than_two_sides_is_not_compared(given: tuple[str, ..
     assert done.returncode == 2
     assert "nothing to compare" in done.stderr
     assert "fix: give both" in done.stderr
+
+
+def test_what_to_type_with_a_bundle_names_it_and_its_manifest(tmp_path: Path) -> None:
+    (tmp_path / "mine-123456789abc.pyz").write_bytes(b"1234")
+    plan = Plan(
+        name="mine", package="pack", site="/site", python="/usr/bin/python3",
+        requires={}, env_script="", launch_dir="", files=(),
+    )  # fmt: skip
+    made = Bundle(
+        path=tmp_path / "mine-123456789abc.pyz", sha256="s", plan=plan, inputs={}, agent="a"
+    )
+
+    text = report.bundle_text(made, "/usr/bin/python3")
+
+    assert "  /usr/bin/python3 -I -S mine-123456789abc.pyz verify --root / > evidence.json" in text
+    assert "  ./inv verify -n mine --evidence evidence.json" in text
