@@ -39,12 +39,14 @@ def build(request: BuildRequest, runner: Runner | None = None) -> Build:
         the folder is on shared storage. Refused: the disk is full, or another build runs there.
     """
     archs.asked(request.arch)
-    with record.locked(request.build_dir), _full_disk(request.build_dir):
+    runner = runner or Local()
+    with record.locked(request.build_dir) as lock, _full_disk(request.build_dir):
+        runner.hold(lock)
         found = disk.require_local(request.build_dir)
         say(f"{request.build_dir}: {found.type}, {found.latency_us:.0f} us a call")
         record.own(request.build_dir, request.out)
         ccache_dir(request).mkdir(parents=True, exist_ok=True)
-        shop = Workshop.open(request, runner or Local())
+        shop = Workshop.open(request, runner)
         laid, warnings = _lay(shop)
         reasons = shop.why_clean(laid.listing)
         if not reasons and (done := _nothing_to_do(shop, laid)):

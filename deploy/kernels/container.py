@@ -59,6 +59,9 @@ class Container:
         self.where = f"{KIND}{container.attrs['Config']['Image']}"
         self._api = container.client.api
 
+    def hold(self, lock: int) -> None:
+        """Hold nothing: what we leave in a container ends with it, and `inv gc` removes it."""
+
     def run(self, argv: tuple[str, ...], *, env: Env, cwd: Path, log: Path, seconds: int) -> int:
         with log.open("ab") as out:
             code = self._exec(argv, env, cwd, seconds, out.write)

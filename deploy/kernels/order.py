@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.agent.words import digest
-from deploy.errors import BadValues, StaleLock
+from deploy.errors import BadValues, StaleLock, UnfitTarget
 from deploy.git import Git
 from deploy.globs import first_match
 from deploy.layout import Layout
@@ -125,7 +125,10 @@ def audited(
     mine = before.evidence.get("artefacts") == evidence["artefacts"]
     if evidence["incidental"]["where"] != Local.where or not (there and mine):
         return Findings()
-    return build.audit(replace(request, head=before.head, changed=tuple(before.changed)))
+    try:
+        return build.audit(replace(request, head=before.head, changed=tuple(before.changed)))
+    except UnfitTarget as err:
+        return Findings((f"the build folder could not be asked: {err.why}",))
 
 
 @dataclass(frozen=True, slots=True)

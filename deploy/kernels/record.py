@@ -152,8 +152,11 @@ def put(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the build folder; a second build there is refused. The lock dies with its process."""
+def locked(folder: Path) -> Iterator[int]:
+    """Hold the build folder and give the lock's descriptor; a second build there is refused.
+
+    The lock ends with the last process that has the descriptor open.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / "lock").open("a+")
@@ -170,13 +173,14 @@ def locked(folder: Path) -> Iterator[None]:
             file.seek(0)
             raise Refused(
                 f"another build runs in {folder}",
-                why=f"process {file.read().strip() or 'unknown'} holds {folder}/lock",
+                why=f"process {file.read().strip() or 'unknown'}, or a compiler it left,"
+                f" holds {folder}/lock",
                 fix="wait for it, or give this manifest a kernels.build_dir of its own",
             ) from err
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield
+        yield file.fileno()
 
 
 def _cache_differs(text: str, request: BuildRequest) -> list[str]:

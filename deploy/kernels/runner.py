@@ -23,6 +23,9 @@ class Runner(Protocol):
 
     where: str
 
+    def hold(self, lock: int) -> None:
+        """Let every command hold an open lock file: killed alone, we leave compilers behind."""
+
     def run(self, argv: tuple[str, ...], *, env: Env, cwd: Path, log: Path, seconds: int) -> int:
         """Run to the end, appending all output to `log`; return the exit code."""
 
@@ -34,6 +37,12 @@ class Local:
     """Runs commands here, each in a session of its own so that ^C ends its children too."""
 
     where = "local"
+
+    def __init__(self) -> None:
+        self._held: tuple[int, ...] = ()
+
+    def hold(self, lock: int) -> None:
+        self._held = (lock,)
 
     def run(self, argv: tuple[str, ...], *, env: Env, cwd: Path, log: Path, seconds: int) -> int:
         with log.open("ab") as out:
@@ -74,6 +83,7 @@ class Local:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
+                pass_fds=self._held,
             )
         except OSError as error:
             raise failed(argv, str(error)) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.agent.plan import ABSENT, State
-from deploy.errors import BadValues, UnfitTarget
+from deploy.errors import BadValues, Refused, UnfitTarget
 from deploy.git import Git
 from deploy.kernels import arch, ccache, disk, objects, preset, proof, record, tree, twins
 from deploy.kernels.log import Hipified
@@ -473,3 +475,41 @@ def test_an_artefact_in_the_plan_expects_the_base_or_nothing(tmp_path: Path) -> 
     assert (entry.role, entry.want.sha256, entry.want.mode) == ("extension", "a" * 64, "0755")
     assert entry.assume == (base, ABSENT)
     assert planned(artefact, ABSENT).assume == (ABSENT,)
+
+
+@pytest.mark.slow
+def test_a_build_that_was_killed_holds_its_folder_until_its_compilers_end(tmp_path: Path) -> None:
+    """Two builds in one folder would each take what the other writes."""
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path\n"
+        "from deploy.kernels.record import locked\n"
+        "from deploy.kernels.runner import Local\n"
+        "folder, runner = Path(sys.argv[2]), Local()\n"
+        "with locked(folder) as lock:\n"
+        "    runner.hold(lock)\n"
+        "    argv = ('/bin/sh', '-c', 'echo up > up; sleep 4')\n"
+        "    runner.run(argv, env={'PATH': '/bin'}, cwd=folder, log=folder / 'log', seconds=60)\n"
+    )
+    child = subprocess.Popen((sys.executable, "-c", code, str(TOP), str(tmp_path)))
+    while not (tmp_path / "up").exists():
+        assert child.poll() is None
+        time.sleep(0.02)
+    child.kill()
+    child.wait(timeout=30)
+
+    with (
+        pytest.raises(Refused, match="another build runs") as caught,
+        record.locked(tmp_path),
+    ):
+        pass
+    assert str(child.pid) in caught.value.why
+
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            with record.locked(tmp_path):
+                return
+        except Refused:
+            time.sleep(0.1)
+    pytest.fail("the folder stayed locked")
