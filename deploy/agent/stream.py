@@ -225,7 +225,7 @@ def _answer(
     said = _in_turn(requests[0], later, StreamBlobs(line, store), line, job)
     line.done()
     stored = _keep(store, {sha: text.encode() for sha, text in parts.items()})
-    key = f"{sys.implementation.cache_tag}{job['agent']}"
+    key = f"{sys.implementation.cache_tag}-{sys.hexversion:x}-{job['agent']}"
     known = {key: job["codes"][key]} if key in job["codes"] else _compiled(store, key, codes)
     store.prune({*stored, *known.values(), *_contents(plan)})
     _remember(store, job, requests[0], said)

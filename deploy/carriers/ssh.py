@@ -329,8 +329,8 @@ class Memo:
     """What one target kept when we last spoke; a wrong memory costs one round trip, no more.
 
     `parts` are digests of job parts in its store. `codes` are those of compiled agents there, by
-    the interpreter's cache tag and the agent's digest: code is run only if it has the digest that
-    the target told over an authenticated line.
+    the interpreter's tag and version and the agent's digest: code is run only if it has the digest
+    that the target told over an authenticated line.
     """
 
     def __init__(self, target: Ssh) -> None:

@@ -118,8 +118,9 @@ if missing:
         parts[sha] = data.decode()
 sources = json.loads(parts[job["agent"]])
 sys.meta_path.insert(0, Memory)
-# What an earlier call compiled, by a digest that it told the operator.
-sha = job["codes"].get(sys.implementation.cache_tag + job["agent"], "")
+# What an earlier call of just this interpreter compiled, by a digest that it told the operator.
+key = "%s-%x-%s" % (sys.implementation.cache_tag, sys.hexversion, job["agent"])
+sha = job["codes"].get(key, "")
 found = stored(sha) if sha else b""
 codes = marshal.loads(found) if found and right(sha, found) else {}
 # All at once, before the process that verifies is forked off, so that nothing is compiled twice. A

@@ -219,9 +219,15 @@ class _Bench:
         start = time.perf_counter()
         done = subprocess.run(
             [sys.executable, "-c", _DRIVE, json.dumps(options)],
-            cwd=HERE.top, env={**os.environ, "PYTHONPATH": str(HERE.top)},
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, timeout=300,
-        )  # fmt: skip
+            cwd=HERE.top,
+            env={**os.environ, "PYTHONPATH": str(HERE.top)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        if done.returncode:
+            raise RuntimeError(f"our own deploy failed:\n{done.stderr}")
         return time.perf_counter() - start, json.loads(done.stdout)
 
     def _config(self, port: int) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import marshal
 import shutil
 import socket
 import subprocess
@@ -20,7 +22,7 @@ from deploy.agent.words import Exit, Verb
 from deploy.carriers import Request
 from deploy.carriers.ssh_line import Line, Stream
 from deploy.errors import UnfitTarget, Unreachable
-from tests.agent.target import BASE_FILES, SITE, difference
+from tests.agent.target import AGENT, BASE_FILES, SITE, difference
 from tests.carriers.relay import Relay
 from tests.carriers.remote import Remote
 from tests.carriers.sshd import Sshd
@@ -484,3 +486,22 @@ def test_after_login_one_exec_does_it_and_contents_cost_one_round_trip_more(
     assert first == 4
     # The parts of the job are asked for.
     assert lost == 3
+
+
+def test_compiled_code_of_the_store_is_run_only_by_the_digest_that_was_told(
+    remote: Remote,
+) -> None:
+    bundle = remote.bundle()
+    remote.deploy(bundle)
+    [memo] = (remote.folder / "memory").iterdir()
+    [sha256] = json.loads(memo.read_text())["codes"].values()
+    stored = remote.state / "blobs" / sha256
+    mark = remote.folder / "ran"
+    evil = compile(f"open({str(mark)!r}, 'w')", "evil", "exec")
+    names = [path.stem for path in AGENT.glob("*.py")]
+    stored.write_bytes(marshal.dumps(dict.fromkeys(names, evil)))
+
+    said = remote.deploy(bundle)
+
+    assert said[-1].exit == Exit.OK
+    assert not mark.exists()
