@@ -308,15 +308,22 @@ class _Check:
             if averages != list(map(operator.floordiv, totals, calls)):
                 return True
         if self._share >= 0 and self._total:
-            # The more rows a table has, the fewer different shares it can print.
-            printed = columns[self._share]
-            known = {text: float(text) for text in set(printed)}
+            return self._shares_off(columns[self._share], totals)
+        return False
+
+    def _shares_off(self, printed: Sequence[str], totals: Sequence[int]) -> bool:
+        # The more rows a table has, the fewer different shares it can print.
+        known = {text: float(text) for text in set(printed)}
+        if len(known) == 1:  # all rows print the same: the ends decide
+            [share] = known.values()
+            self._shares += share * len(totals)
+            shares, totals = [share, share], (min(totals), max(totals))
+        else:
             shares = list(map(known.__getitem__, printed))
             self._shares += sum(shares)
-            scale = 100 / self._total
-            off = list(map(operator.sub, shares, [total * scale for total in totals]))
-            return not (max(off) < _SHARE and min(off) > -_SHARE)
-        return False
+        scale = 100 / self._total
+        off = list(map(operator.sub, shares, [total * scale for total in totals]))
+        return not (max(off) < _SHARE and min(off) > -_SHARE)
 
     def notes(self, sums: _Sums) -> list[str]:
         found = []
