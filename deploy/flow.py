@@ -188,13 +188,14 @@ def judge_file(name: str, path: Path, layout: Layout = HERE) -> Visit:
             fix="run the bundle there with `verify --root / > evidence.json`",
         )
     require_answer(evidence, found.plan, str(path))
-    said = {key: str(evidence.raw.get(key, "")) for key in ("inputs", "agent")}
-    compare(
-        [
-            ("inputs", digest(found.inputs), said["inputs"]),
-            ("agent", str(pinned.expect.get("agent", "")), said["agent"]),
-        ]
-    )
+    wanted = {"inputs": digest(found.inputs), "agent": str(pinned.expect.get("agent", ""))}
+    for key, want in wanted.items():
+        if (said := str(evidence.raw.get(key, ""))) != want:
+            raise Differs(
+                f"{path} is not from the locked bundle",
+                why=f"its {key} is {said or 'nothing'}, the lock pins {want or 'nothing'}",
+                fix="upload the file that `inv bundle` names, compare its sha256, and verify again",
+            )
     verdicts = _judge(found, evidence)
     met = str(evidence.raw.get("met", ""))
     return Visit(target=str(path), evidence=evidence, gates=verdicts, error=evidence.error, met=met)

@@ -67,8 +67,20 @@ def test_evidence_that_answers_something_else_is_refused(
     found = {**json.loads(by_hand(layout, "verify")), key: "0" * 64}
     (tmp_path / "e.json").write_text(json.dumps(found))
 
-    with pytest.raises(Differs):
+    with pytest.raises(Differs) as caught:
         flow.judge_file("demo", tmp_path / "e.json", layout)
+
+    assert "inv bundle" in caught.value.fix
+
+
+def test_evidence_of_another_manifest_names_that_manifest(layout: Layout, tmp_path: Path) -> None:
+    found = {**json.loads(by_hand(layout, "verify")), "plan": "0" * 64, "name": "other"}
+    (tmp_path / "e.json").write_text(json.dumps(found))
+
+    with pytest.raises(Differs, match="another plan") as caught:
+        flow.judge_file("demo", tmp_path / "e.json", layout)
+
+    assert "-n other" in caught.value.fix
 
 
 def test_only_a_verify_proves(layout: Layout, tmp_path: Path) -> None:
