@@ -293,14 +293,17 @@ class _Reader:
     def _markers(self, begin: int, end: int) -> None:
         """Count the markers of a part of the buffer; its first and last line may be cut."""
         buffer = self._buffer
-        if buffer.find(MARKER, begin, end) < 0:
+        at = buffer.find(MARKER, begin, end)
+        if at < 0:
             return
-        first = buffer.find(b"\n", begin, end) + 1
-        last = buffer.rfind(b"\n", begin, end)
-        if first > last:
-            self._sweep(buffer, begin, end)
+        first = buffer.rfind(b"\n", begin, at) + 1
+        last = buffer.rfind(b"\n", at, end)
+        if last < 0 or (begin and not first):  # alone on a line that is cut
+            stop = buffer.find(b"\n", at, end)
+            self._sweep(buffer, at, end if stop < 0 else stop)
+            if stop >= 0:
+                self._markers(stop, end)
             return
-        self._sweep(buffer, begin, first)
         for line, times in _marked(bytes(memoryview(buffer)[first:last])).items():
             self._sweep(line, 0, len(line), times)
         self._sweep(buffer, last, end)
