@@ -61,10 +61,17 @@ def task(
                 raise invoke.Exit(code=code)
 
         run.__doc__ = f"{inspect.cleandoc(body.__doc__ or '')}\n\nExample: {example}"
-        known = {k: v for k, v in _FLAGS.items() if k in inspect.signature(body).parameters}
-        return invoke.task(run, help={**known, **(help or {})}, **options)
+        flags = inspect.signature(body).parameters
+        known = {k: v for k, v in _FLAGS.items() if k in flags}
+        told = {k: _with_kind(flags[k], v) for k, v in {**known, **(help or {})}.items()}
+        return invoke.task(run, help=told, **options)
 
     return wrap
+
+
+def _with_kind(flag: inspect.Parameter, help: str) -> str:
+    """Say that a flag takes a number where Invoke's --help shows it like one that takes nothing."""
+    return f"NUMBER: {help}" if isinstance(flag.default, float) else help
 
 
 def _outcome(act: Callable[[], int | None], *, as_json: bool) -> int:

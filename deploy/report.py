@@ -94,8 +94,10 @@ def _content(blob: Blob) -> tuple[str, bool]:
 def gates_text(gates: Iterable[Gate]) -> str:
     """A line a gate, its proofs below it, and what the whole does not prove."""
     lines: list[str] = []
+    before = ""
     for gate in gates:
-        reason = f"  ({printable(gate.reason)})" if gate.reason else ""
+        reason = "as above" if gate.reason == before else printable(gate.reason)
+        reason, before = f"  ({reason})" if gate.reason else "", gate.reason
         lines.append(f"  gate {gate.number}  {gate.name:<24} {_MARKS[gate.verdict]}{reason}")
         lines += [f"            - {printable(proof)}" for proof in gate.proofs]
         lines += [f"            ! {printable(fault)}" for fault in gate.faults]

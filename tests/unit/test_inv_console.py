@@ -207,6 +207,14 @@ def test_every_flag_has_a_default_and_a_help_line_and_every_task_an_example() ->
         assert "Example: ./inv " in doc, name
 
 
+def test_a_flag_that_takes_a_number_says_so_in_its_help() -> None:
+    # Invoke shows a placeholder for texts and whole numbers only.
+    numbers = [flag for _, flags in _every_task().values() for flag in flags if flag.kind is float]
+
+    assert numbers
+    assert all(flag.help.startswith("NUMBER: ") for flag in numbers)
+
+
 def test_the_manifest_is_n_and_the_target_is_t_in_every_task() -> None:
     for name, (_, flags) in _every_task().items():
         shorts = {f.name: set(f.names) for f in flags}

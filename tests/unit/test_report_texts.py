@@ -11,6 +11,7 @@ import pytest
 from deploy import report
 from deploy.agent.plan import Plan
 from deploy.bundle import Bundle
+from deploy.gates import in_order
 from deploy.layout import HERE
 from deploy.lock import Lock
 
@@ -51,3 +52,18 @@ def test_what_to_type_with_a_bundle_names_it_and_its_manifest(tmp_path: Path) ->
 
     assert "  /usr/bin/python3 -I -S mine-123456789abc.pyz verify --root / > evidence.json" in text
     assert "  ./inv verify -n mine --evidence evidence.json" in text
+
+
+def test_a_reason_that_several_gates_share_is_told_once() -> None:
+    gates = in_order([], {3: "no kernel"}, "no service was started")
+    lines = report.gates_text(gates).splitlines()[:7]
+
+    assert [line.rpartition("  ")[2] for line in lines] == [
+        "(no service was started)",
+        "(as above)",
+        "(no kernel)",
+        "(no service was started)",
+        "(as above)",
+        "(as above)",
+        "(as above)",
+    ]
