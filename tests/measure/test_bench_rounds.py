@@ -73,13 +73,11 @@ def test_a_run_makes_a_warm_and_a_counted_round_that_compare_with_another_run(
 
 
 def test_a_run_goes_on_when_its_caller_is_gone_and_is_collected_later(target: Target) -> None:
-    target.start(STANDIN_SLOW="0.3")
-    begun = time.monotonic()
+    target.start(STANDIN_SLOW="1")
 
     code, evidence, _ = target.run("measure", {"act": "start"})
 
     assert code == 0
-    assert time.monotonic() - begun < 2.5  # ten requests take three seconds
     stamp = evidence["measure"]["stamp"]
     code, evidence, _ = target.run("measure", {"act": "status"})
     assert (evidence["measure"]["stamp"], evidence["outcome"]) == (stamp, "running")
