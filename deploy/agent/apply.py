@@ -20,12 +20,13 @@ from .lock import Lock, Watch, owner_of
 from .plan import ABSENT, Plan, PlannedFile, State
 from .pyc import Compiler, cache_file, module_of, refuse_errors
 from .receipt import HOME, KEPT, RECEIPT, Receipt
-from .tree import TreeWriter, join, write
+from .tree import TreeWriter, join, split, write
 from .words import BundleError, Damaged, Refused, Stuck, Unfit, canonical, printable
 
 Say = Callable[[str], None]
 Owner = tuple[int, int]
 _FOLDER_MODE = 0o755
+_LONGEST = 255  # bytes of a name
 _SPARE = 4 << 20  # bytes that must stay free beside what is staged
 
 
@@ -289,6 +290,12 @@ def _record_unchanged(new: Receipt, plan: Plan) -> None:
 
 def _put_pyc(draft: Draft, new: Receipt, entry: PlannedFile, pyc: bytes, same: set[str]) -> None:
     place = cache_file(entry.path, new.python["tag"])
+    if len(os.fsencode(split(place)[1])) > _LONGEST:
+        raise Refused(
+            "a module's name is too long for its bytecode",
+            why=f"{printable(place)} has a name of more than {_LONGEST} bytes",
+            fix="give it a shorter name; nothing was changed",
+        )
     sha = hashlib.sha256(pyc).hexdigest()
     new.pycs[place] = {"sha256": sha, "source": entry.want.sha256}
     if place not in same:

@@ -223,6 +223,16 @@ def _bytecode(python: Mapping[str, Any], setting: Setting) -> Iterator[Trap]:
             f"take PYTHONPYCACHEPREFIX out of {source}",
             harm=True,
         )
+    if level := python["optimize"]:
+        source = setting.source("PYTHONOPTIMIZE")
+        yield Trap(
+            "optimised bytecode",
+            f"PYTHONOPTIMIZE (level {level})",
+            f"asserts are left out, and the service reads and writes .opt-{level}.pyc files: what"
+            " is proven of the others is void",
+            f"take PYTHONOPTIMIZE out of {source}",
+            harm=True,
+        )
     if not python["writes_bytecode"]:
         yield Trap(
             "no bytecode written",

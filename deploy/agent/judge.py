@@ -7,6 +7,7 @@ file that is neither assumed nor promised refuses the whole plan before a byte m
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -85,6 +86,7 @@ def judge(
     make, gone = _bytecode_work(tree, files, written=written, receipt=receipt, python=python)
     for module in _modules_left(plan, receipt):
         gone += cache_files(tree, module)
+    conflicts_too += _folders(tree, gone)
     return Judgement(
         found,
         tuple(put),
@@ -95,6 +97,13 @@ def judge(
         tuple(sorted(conflicts + conflicts_too, key=lambda conflict: conflict.path)),
         _drifted(files, found, receipt, replace),
     )
+
+
+def _folders(tree: TreeReader, bytecode: Iterable[str]) -> list[Conflict]:
+    """Return what stands where bytecode belongs and can neither be kept nor removed by a rename."""
+    states = ((path, tree.stat(path)) for path in bytecode)
+    folders = [path for path, found in states if found and stat.S_ISDIR(found.st_mode)]
+    return [Conflict(path, (ABSENT,), ABSENT, State(type="folder")) for path in folders]
 
 
 def _modules_left(plan: Plan | None, receipt: Receipt) -> set[str]:
@@ -301,7 +310,7 @@ def requirements(tree: TreeReader, requires: Mapping[str, str]) -> dict[str, str
 def version_of(tree: TreeReader, dist_info: str) -> str:
     try:
         text = tree.read(f"{dist_info}/METADATA").decode("utf-8", "replace")
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return "unknown (no METADATA)"
     for line in text.splitlines():
         if not line.strip():

@@ -206,7 +206,9 @@ def run(raw: Mapping[str, Any], blobs: Blobs, out: IO[str], err: IO[str]) -> int
     evidence["exit"] = int(code)
     evidence["agent"] = str(raw.get("agent", ""))
     evidence["incidental"].update(_incidental(call))
-    _tell(out, json.dumps(evidence, sort_keys=True, ensure_ascii=True))
+    if not _tell(out, json.dumps(evidence, sort_keys=True, ensure_ascii=True)) and not code:
+        _tell(err, "nobody could be told: the evidence was not written; run verify to see it")
+        code = Exit.UNREACHABLE
     return int(code)
 
 
@@ -226,11 +228,27 @@ def _unreadable(err: OSError) -> Refused:
     )
 
 
-def _tell(stream: IO[str], text: str) -> None:
+def _tell(stream: IO[str] | None, text: str) -> bool:
+    """Write a line; return whether it was written."""
     # A reader who is gone must not stop a deploy that has passed its commit point.
+    if stream is None:
+        return False
     try:
         print(text, file=stream, flush=True)
     except OSError:
+        _silence(stream)
+        return False
+    return True
+
+
+def _silence(stream: IO[str]) -> None:
+    # What it still holds would fail once more at the end, and that would decide the exit code.
+    try:
+        number = stream.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+    except (OSError, ValueError):
         pass
 
 
@@ -321,6 +339,7 @@ usage: python3 BUNDLE check|deploy|verify|restore|facts|status|files [options]
 """
 _FLAGS = {"--force-running", "--recompile"}
 _TEXTS = {"--root", "--site", "--python", "--env-script", "--launch-dir", "--operator"}
+_PLACES = _TEXTS - {"--operator"}
 _NUMBERS = {"--wait", "--timeout"}
 _OPTIONS: dict[str, Callable[[str], Any]] = {
     "--expect": str,
@@ -405,17 +424,30 @@ def _parse(argv: list[str]) -> dict[str, Any]:
             if not rest:
                 raise ValueError(f"{flag} needs a value")
             value = rest.pop(0)
+        if not value and flag in _PLACES:
+            # An unset variable of somebody's script: it must not mean this machine's own root.
+            raise ValueError(f"{flag} needs a value, found an empty one")
         if flag in {*_OPTIONS, "--options", "--replace-drift"}:
             _set_option(options, flag, value)
         else:
-            request[key] = float(value) if flag in _NUMBERS else value
+            request[key] = _seconds(flag, value) if flag in _NUMBERS else value
     return {**request, "options": options}
+
+
+def _seconds(flag: str, value: str) -> float:
+    seconds = float(value)
+    if not seconds >= 0:
+        raise ValueError(f"{flag} is a number of seconds, found {value}")
+    return seconds
 
 
 def _set_option(options: dict[str, Any], flag: str, value: str) -> None:
     key = flag[2:].replace("-", "_")
     if flag == "--options":
-        options.update(json.loads(value))
+        said = json.loads(value)
+        if not isinstance(said, dict):
+            raise ValueError(f"{flag} is one JSON object, found {value}")
+        options.update(said)
     elif flag == "--replace-drift":
         options.setdefault(key, []).append(value)
     else:

@@ -55,6 +55,7 @@ python = {
                   for n in ("sitecustomize", "usercustomize") if n in sys.modules},
     "user_site": getattr(site, "USER_SITE", None) if getattr(site, "ENABLE_USER_SITE", 0) else None,
     "pythonpath": os.environ.get("PYTHONPATH", ""),
+    "optimize": sys.flags.optimize,
     "pycache_prefix": sys.pycache_prefix, "writes_bytecode": not sys.dont_write_bytecode,
 }
 sys.stdout.flush()

@@ -244,7 +244,11 @@ class TreeWriter(TreeReader):
         """Make a new file, let `fill` write its descriptor, and give it mode and owner."""
         folder, name = split(path)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(name, flags, 0o600, dir_fd=self.folder(folder))
+        try:
+            fd = os.open(name, flags, 0o600, dir_fd=self.folder(folder))
+        except OSError as err:
+            err.filename = self.visible(path)
+            raise
         try:
             fill(fd)
             _own(fd, owner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from .plan import Plan, State
+from .plan import ABSENT, Plan, State
 from .receipt import Receipt, interrupted, read_receipt
 from .words import Exit, FileState, Refused, Verb, digest
 
@@ -413,6 +413,12 @@ def status(call: Call) -> None:
         plan = call.request.plan
         other = plan is not None and plan.digest != receipt.plan
         call.evidence["met"] = (
-            "drifted" if judged.conflicts else "other plan" if other else "deployed"
+            "drifted" if _moved(judged, receipt) else "other plan" if other else "deployed"
         )
     call.evidence["outcome"] = "answered"
+
+
+def _moved(judged: Judgement, receipt: Receipt) -> bool:
+    """True where a file is not what was put there: edited, or the base again."""
+    ours = {path: receipt.put(path) or ABSENT for path in judged.found}
+    return any(not found.same_content(ours[path]) for path, found in judged.found.items())

@@ -7,13 +7,14 @@ fresh compile of the source that is there gave the same code).
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .plan import Plan, PlannedFile, State
 from .pyc import Compiler, cache_file, cache_files
 from .receipt import Receipt, proven
-from .tree import TreeReader
+from .tree import TreeReader, join, split
 from .words import FileState, digest, printable
 
 _PYC_STATES = {
@@ -57,9 +58,11 @@ def verify(
     """
     rows: list[Row] = []
     doubt: list[tuple[int, str]] = []
+    names: dict[str, list[str]] = {}
     for entry in plan.files:
         row, pyc = _look(tree, entry, receipt, python, recompile)
-        if pyc:
+        row = _overshadowed(tree, entry, row, python["tag"], names)
+        if pyc and row.state is FileState.OK:
             doubt.append((len(rows), pyc))
         rows.append(row)
     _settle_doubt(tree, rows, doubt, command, timeout)
@@ -93,11 +96,59 @@ def _look(
         return row._replace(state=FileState.STALE_PYC, why=why), ""
     if not wanted:
         return row, ""
-    if wanted not in present:
-        return row._replace(state=FileState.NOT_COMPILED, why=f"there is no {wanted}"), ""
+    if not _plain(tree, wanted):
+        return _no_bytecode(row, wanted, there=wanted in present), ""
     if not recompile and proven(tree, wanted, found, receipt, python):
         return row._replace(proof="receipt"), ""
     return row, wanted
+
+
+def _overshadowed(
+    tree: TreeReader, entry: PlannedFile, row: Row, tag: str, names: dict[str, list[str]]
+) -> Row:
+    """Return the verdict, which is "shadowed" where an import of this module finds its neighbour.
+
+    In one folder a package comes before an extension module, and that before a source file.
+    """
+    if not entry.compiled or row.state is not FileState.OK:
+        return row
+    folder, name = split(entry.path)
+    stem = name[: -len(".py")]
+    if folder not in names:
+        names[folder] = tree.names(folder)
+    firsts = [other for other in names[folder] if _extends(other, stem, tag)]
+    if stem in names[folder] and _is_package(tree, join(folder, stem), tag):
+        firsts.insert(0, f"{stem}/")
+    if not firsts:
+        return row
+    why = f"{printable(join(folder, firsts[0]))} is imported in its place"
+    return row._replace(state=FileState.SHADOWED, why=why)
+
+
+def _is_package(tree: TreeReader, folder: str, tag: str) -> bool:
+    inside = tree.names(folder)
+    known = ("__init__.py", "__init__.pyc")
+    return any(name in known or _extends(name, "__init__", tag) for name in inside)
+
+
+def _extends(name: str, stem: str, tag: str) -> bool:
+    """True when `name` is an extension module `stem` that the interpreter of this tag can load."""
+    if not (name.startswith(stem + ".") and name.endswith(".so")):
+        return False
+    rest = name[len(stem) :]
+    return rest in (".so", ".abi3.so") or (rest.startswith(f".{tag}-") and "." not in rest[1:-3])
+
+
+def _no_bytecode(row: Row, wanted: str, *, there: bool) -> Row:
+    if there:
+        why = f"{wanted} is no file, and nothing that a deploy makes"
+        return row._replace(state=FileState.STALE_PYC, why=why)
+    return row._replace(state=FileState.NOT_COMPILED, why=f"there is no {wanted}")
+
+
+def _plain(tree: TreeReader, path: str) -> bool:
+    found = tree.stat(path)
+    return found is not None and stat.S_ISREG(found.st_mode)
 
 
 def file_state(entry: PlannedFile, state: State) -> FileState:

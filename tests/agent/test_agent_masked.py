@@ -1,0 +1,171 @@
+"""Right files that are not what runs, things of the wrong kind, and callers that misspeak."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.agent.words import Exit
+from tests.agent.target import BASE_FILES, Target, difference
+
+TAG = sys.implementation.cache_tag
+CORE = f"pack/__pycache__/core.{TAG}.pyc"
+
+
+def test_a_package_beside_a_module_is_imported_in_its_place(target: Target) -> None:
+    bundle = target.usual()
+    assert target.run(bundle, "deploy").code == 0
+    (target.top / "pack/core").mkdir()
+    assert target.states(bundle=bundle) == {}  # a folder without __init__ takes nobody's place
+
+    target.write("pack/core/__init__.py", b"V = 'other'\n")
+    assert target.imported("pack.core") == "other"  # the trap is real
+    outcome = target.run(bundle, "verify")
+    assert (outcome.code, outcome.states) == (10, {"pack/core.py": "shadowed"})
+    assert "pack/core/ is imported in its place" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (f"core.{TAG}-x86_64-linux-gnu.so", True),
+        ("core.abi3.so", True),
+        ("core.so", True),
+        ("core.cpython-26-x86_64-linux-gnu.so", False),
+        ("core.helper.so", False),
+        ("score.so", False),
+    ],
+)
+def test_an_extension_beside_a_module_is_imported_in_its_place(
+    target: Target, name: str, found: bool
+) -> None:
+    bundle = target.usual()
+    assert target.run(bundle, "deploy").code == 0
+    target.write(f"pack/{name}", b"not even an extension")
+    assert (target.imported("pack.core") == "ImportError") is found  # as the interpreter has it
+    assert target.states(bundle=bundle) == ({"pack/core.py": "shadowed"} if found else {})
+
+
+@pytest.mark.parametrize("place", [CORE, "pack/core.pyc"])
+def test_a_folder_in_the_place_of_bytecode_refuses_before_anything_moves(
+    target: Target, place: str
+) -> None:
+    bundle = target.usual()
+    assert target.run(bundle, "deploy").code == 0
+    (target.top / place).unlink(missing_ok=True)
+    (target.top / place).mkdir()
+    before = target.snapshot()
+
+    assert target.run(bundle, "verify").states == {"pack/core.py": "stale pyc"}
+    for verb in ("deploy", "restore"):
+        outcome = target.run(bundle, verb)
+        assert (outcome.code, f"{place}: " in outcome.err) == (6, True), verb
+    assert difference(before, target.snapshot()) == {}
+
+    (target.top / place).rmdir()
+    assert target.run(bundle, "deploy").code == 0
+    assert target.states(bundle=bundle) == {}
+
+
+def test_a_link_in_the_place_of_bytecode_is_a_finding_not_an_error(target: Target) -> None:
+    bundle = target.usual()
+    assert target.run(bundle, "deploy").code == 0
+    (target.top / CORE).unlink()
+    (target.top / CORE).symlink_to("nowhere")
+    outcome = target.run(bundle, "verify")
+    assert (outcome.code, outcome.states) == (10, {"pack/core.py": "stale pyc"})
+    assert target.run(bundle, "deploy").code == 0
+    assert target.states(bundle=bundle) == {}
+
+
+def test_a_file_in_the_place_of_a_cache_folder_is_named(target: Target) -> None:
+    target.write("pack/__pycache__", b"")
+    outcome = target.run(target.usual(), "deploy")
+    assert outcome.code == 6
+    assert "pack/__pycache__" in outcome.err
+
+
+def test_optimised_bytecode_is_another_one_than_was_proven(target: Target) -> None:
+    bundle = target.usual()
+    assert target.run(bundle, "deploy").code == 0
+    target.env["PYTHONOPTIMIZE"] = "1"
+    outcome = target.run(bundle, "verify")
+    assert outcome.code == 10
+    assert "PYTHONOPTIMIZE" in outcome.err
+    del target.env["PYTHONOPTIMIZE"]
+    assert target.run(bundle, "verify").code == 0
+
+
+@pytest.mark.parametrize("flag", ["--root", "--site", "--python", "--env-script", "--launch-dir"])
+def test_an_empty_place_is_a_slip_and_never_this_machines_own_root(
+    target: Target, flag: str
+) -> None:
+    bundle = target.usual()
+    for words in ((flag, ""), (f"{flag}=",)):
+        outcome = target.run(bundle, "check", *words)
+        assert (outcome.code, outcome.evidence) == (2, {})
+        assert f"{flag} needs a value" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--timeout", "nan"), ("--timeout", "-1"), ("--options", "[1]"), ("--options", "5")],
+)
+def test_a_number_or_an_object_that_is_none_is_a_usage_error(
+    target: Target, words: tuple[str, ...]
+) -> None:
+    outcome = target.run(target.usual(), "check", *words)
+    assert (outcome.code, outcome.evidence) == (2, {})
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("out", [">/dev/full", ">&-"])
+def test_evidence_that_nobody_got_is_no_success_though_the_deploy_stands(
+    target: Target, out: str
+) -> None:
+    bundle = target.usual()
+    outcome = target.run(bundle, "deploy", wrap=("sh", "-c", f'"$@" {out}', "sh"))
+    assert outcome.code == Exit.UNREACHABLE
+    assert "the evidence was not written" in outcome.err
+    assert target.states(bundle=bundle) == {}
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("err", ["2>/dev/full", "2>&-"])
+def test_steps_that_nobody_reads_change_no_exit_code(target: Target, err: str) -> None:
+    bundle = target.usual()
+    outcome = target.run(bundle, "deploy", wrap=("sh", "-c", f'"$@" {err}', "sh"))
+    assert (outcome.code, outcome.evidence["outcome"]) == (0, "deployed")
+
+
+def test_too_few_descriptors_are_no_wrong_base(target: Target) -> None:
+    path = Path(target.usual().path)
+    argv = ["sh", "-c", 'ulimit -n 12; exec "$@"', "sh", target.python, "-I", "-S", str(path)]
+    argv += ["check", "--root", str(target.root)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert "is not the plan's base" not in done.stderr
+    assert done.returncode in (3, 6)
+
+
+def test_status_does_not_call_a_base_that_was_installed_again_deployed(target: Target) -> None:
+    bundle = target.usual()
+    assert target.run(bundle, "deploy").code == 0
+    assert target.run(bundle, "status").evidence["met"] == "deployed"
+    target.write("pack/core.py", BASE_FILES["pack/core.py"])
+    assert target.run(bundle, "status").evidence["met"] == "drifted"
+    assert target.run(bundle, "deploy").code == 0
+    target.write("pack/old.py", BASE_FILES["pack/old.py"])
+    assert target.run(bundle, "status").evidence["met"] == "drifted"
+
+
+def test_a_name_too_long_for_its_bytecode_is_refused_before_anything_moves(target: Target) -> None:
+    before = target.snapshot()
+    outcome = target.run(target.usual({f"pack/{'n' * 250}.py": b"N = 1\n"}), "deploy")
+    assert outcome.code == 6
+    assert "too long for its bytecode" in outcome.err
+    assert difference(before, target.snapshot()) == {}
