@@ -6,12 +6,14 @@ by default, and nothing here re-resolves silently: what differs from the lock st
 
 from __future__ import annotations
 
+import fcntl
 import getpass
 import io
 import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -227,16 +229,33 @@ def reproduce(name: str, layout: Layout = HERE) -> tuple[Visit, list[dict[str, s
     """
     found, made, pinned, links = rederive(name, layout)
     links += kernel_links(found)
-    root = _lay(found)
-    say(f"{found.name}: laid a pristine root at {root}")
-    request = Request(verb=Verb.DEPLOY)
-    [visit] = _each(found, made, [parse_local(str(root))], [request, _as_verify(request)])
-    if visit.error is not None:
-        raise visit.error
-    assert visit.evidence is not None
-    links.append(_link("tree", str(pinned.expect.get("tree", "")), visit.evidence.tree))
-    _write_evidence(found, visit, links)
+    with _alone(found):
+        root = _lay(found)
+        say(f"{found.name}: laid a pristine root at {root}")
+        request = Request(verb=Verb.DEPLOY)
+        [visit] = _each(found, made, [parse_local(str(root))], [request, _as_verify(request)])
+        if visit.error is not None:
+            raise visit.error
+        assert visit.evidence is not None
+        links.append(_link("tree", str(pinned.expect.get("tree", "")), visit.evidence.tree))
+        _write_evidence(found, visit, links)
     return visit, links
+
+
+@contextmanager
+def _alone(found: Submission) -> Iterator[None]:
+    """Wait until no other reproduce lays, or uses, the root below ``out/NAME``."""
+    found.out.mkdir(parents=True, exist_ok=True)
+    turn = os.open(found.out, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"{found.name}: another reproduce is at work; waiting for it")
+            fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(turn)
 
 
 def rederive(
@@ -586,7 +605,11 @@ def evidence_path(found: Submission, target: str) -> Path:
 
 def operator() -> str:
     """Who is asking, for locks and receipts on a target."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user often has a number and no name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 def fill(found: Submission) -> bundles.Fill:
