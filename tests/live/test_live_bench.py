@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 
 def gate(visit: Visit, number: int) -> Gate:
     return next(one for one in visit.gates if one.number == number)
+
+
+def until(true: Callable[[], bool], seconds: float) -> None:
+    limit = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < limit, "waited too long"
+        time.sleep(0.1)
 
 
 def test_nothing_is_measured_before_the_plan_is_deployed_and_the_service_runs(runs: Runs) -> None:
@@ -222,11 +229,11 @@ def test_a_second_server_on_the_port_stops_a_run(runs: Runs) -> None:
     port = str(load(NAME, runs.world.layout).launch.port)  # type: ignore[union-attr]
     argv = (sys.executable, str(STANDIN), "serve", "m", "--port", port)
     with subprocess.Popen(argv, start_new_session=True, stdout=subprocess.DEVNULL) as child:
-        while len(machine.snapshot(int(port)).listeners) < 2:
-            assert child.poll() is None
-            time.sleep(0.1)
-        visit = runs.start()
-        os.killpg(child.pid, signal.SIGKILL)
+        try:
+            until(lambda: len(machine.snapshot(int(port)).listeners) == 2, 60)
+            visit = runs.start()
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
 
     assert visit.exit is Exit.REFUSED
     assert str(child.pid) in str(visit.error)
@@ -237,8 +244,7 @@ def test_a_server_that_dies_in_the_run_is_no_result(runs: Runs) -> None:
     assert visit.error is None
     raw = visit.evidence.raw["measure"]  # type: ignore[union-attr]
     log = Path(raw["folder"]) / "job.log"
-    while "counted round" not in log.read_text():
-        time.sleep(0.1)
+    until(lambda: "counted round" in log.read_text(), 900)
     run = runs.world.ask(Verb.SERVICE, expect="running", ask=False)
     pid = run.evidence.raw["service"]["server"]["pid"]  # type: ignore[union-attr]
     os.kill(pid, signal.SIGKILL)
