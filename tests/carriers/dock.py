@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import os
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,12 @@ DEBIAN = "dcu-test/base:1"
 SITE = "/usr/local/lib/python3.11/dist-packages"
 PYTHON = "/usr/bin/python3"
 EPOCH = 1_700_000_000
+
+
+def own(name: str) -> Reference:
+    """An image name that no other process uses: tests may run in several."""
+    return Reference(f"dcu-test/{name}-{os.getpid()}", "1")
+
 
 # What the vendor's image holds: a package with a sub-package, and bytecode of two interpreters.
 VENDOR: dict[str, bytes] = {

@@ -17,12 +17,11 @@ from deploy.carriers.container import Container, ImageTarget
 from deploy.carriers.engine import Engine, open_engine
 from deploy.carriers.local import Local, lay_root
 from deploy.evidence import Evidence
-from deploy.image.archive import Reference
 from tests.carriers import dock
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
-STORY = Reference("dcu-test/contract", "1")
+STORY = dock.own("contract")
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from deploy.carriers.assembly import Folders, Order, build
 from deploy.carriers.container import Container, ImageTarget, _evidence
 from deploy.carriers.engine import TEMPORARY, Ended, Engine, open_engine
 from deploy.errors import BadValues, BundleError, Exit, Refused, UnfitTarget, Unreachable
-from deploy.image.archive import Image, Reference, archive_size, stream
+from deploy.image.archive import Image, archive_size, stream
 from deploy.image.base import Pin, new_index
 from deploy.image.config import Added, Base, config_document
 from deploy.image.layer import Entry
@@ -35,7 +35,7 @@ from tests.carriers.slow_socket import slow_socket
 from tests.carriers.small_engine import small_engine
 
 TOP = Path(__file__).resolve().parents[2]
-FAULT = Reference("dcu-test/fault", "1")
+FAULT = dock.own("fault")
 
 
 def three_lines(error: BundleError) -> bool:
@@ -277,21 +277,23 @@ def test_a_base_that_vanished_is_named(engine: Engine, tmp_path: Path) -> None:
 
 
 _BUILD = """
-import sys
+import dataclasses, sys
 from pathlib import Path
 from deploy.carriers.assembly import Folders, Order, build
 from deploy.carriers.engine import open_engine
+from deploy.image.archive import Reference
 from deploy.image.overlay import Extra
 from tests.carriers.test_engine_faults import order
 folder, base, big = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 with open_engine() as engine:
     extra = Extra.file("/root/big", big, "")
-    build(engine, order(folder, base, extra), Folders(folder / "w", folder / "c"))
+    wanted = dataclasses.replace(order(folder, base, extra), reference=Reference(sys.argv[4], "1"))
+    build(engine, wanted, Folders(folder / "w", folder / "c"))
 """
 
 
 def _building(folder: Path, vendor: str, big: Path) -> subprocess.Popen[bytes]:
-    argv = (sys.executable, "-c", _BUILD, str(folder), vendor, str(big))
+    argv = (sys.executable, "-c", _BUILD, str(folder), vendor, str(big), FAULT.name)
     env = {**os.environ, "PYTHONPATH": str(TOP)}
     return subprocess.Popen(argv, env=env, cwd=TOP, stderr=subprocess.PIPE)
 

@@ -17,7 +17,6 @@ from deploy.carriers.assembly import build as assemble
 from deploy.carriers.container import ImageTarget
 from deploy.carriers.engine import Engine, open_engine
 from deploy.errors import BadValues, Refused
-from deploy.image.archive import Reference
 from deploy.image.config import Base
 from tests.carriers import dock
 
@@ -109,7 +108,8 @@ def quiet(_: str) -> None:
 def test_the_dockerfile_makes_the_tree_and_run_config_of_the_loaded_image(
     engine: Engine, tmp_path: Path, user: str
 ) -> None:
-    reference = Reference("dcu-test/route", "1")
+    reference = dock.own("route")
+    other = f"{reference.name}:2"
     with dock.base_image(engine, config={"User": user, "Entrypoint": ["/init"]}) as base:
         manifest = dock.manifest(base)
         made = dock.bundle(tmp_path, meaning=manifest.meaning())
@@ -123,17 +123,17 @@ def test_the_dockerfile_makes_the_tree_and_run_config_of_the_loaded_image(
         assemble(engine, order, Folders(tmp_path / "w", tmp_path / "c"))
         said: list[str] = []
         try:
-            recipe.build(engine, tmp_path, "dcu-test/route:2", said.append)
+            recipe.build(engine, tmp_path, other, said.append)
             loaded, built = (
-                Base.from_inspect(engine.inspect(f"dcu-test/route:{n}") or {}) for n in (1, 2)
+                Base.from_inspect(engine.inspect(f"{reference.name}:{n}") or {}) for n in (1, 2)
             )
             found = [
-                ImageTarget(f"dcu-test/route:{n}").deliver(made, Request(verb=Verb.VERIFY))
+                ImageTarget(f"{reference.name}:{n}").deliver(made, Request(verb=Verb.VERIFY))
                 for n in (1, 2)
             ]
         finally:
-            engine.remove_image("dcu-test/route:1")
-            engine.remove_image("dcu-test/route:2")
+            engine.remove_image(str(reference))
+            engine.remove_image(other)
 
     assert [one.exit for one in found] == [0, 0], [one.error for one in found]
     assert found[0].tree == found[1].tree == made.plan.tree

@@ -18,7 +18,7 @@ from tests.carriers.test_image_story import story
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
-IMAGE = "dcu-test/pulled:1"
+IMAGE = str(dock.own("pulled"))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from deploy.lock import Lock, read_lock, write_lock
 from tests.carriers import dock
 from tests.carriers.small_engine import small_engine
 
-IMAGE = "dcu-test/flow:1"
+IMAGE = str(dock.own("flow"))
 
 
 def checkout(top: Path) -> Layout:

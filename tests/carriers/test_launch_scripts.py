@@ -20,7 +20,6 @@ from deploy.carriers import Request
 from deploy.carriers.assembly import Folders, Order, build, handed_in
 from deploy.carriers.container import Container
 from deploy.carriers.engine import open_engine
-from deploy.image.archive import Reference
 from deploy.image.layer import Entry
 from tests.carriers import dock
 
@@ -78,7 +77,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         Entry(path="srv/4-8K.jsonl", data=b"{}"),
         Entry(path="srv/model/config.json", data=b"{}"),
     )
-    reference = Reference("dcu-test/launch", "1")
+    reference = dock.own("launch")
     with open_engine() as engine, dock.base_image(engine, entries=stand_ins) as base:
         manifest = dock.manifest(base)
         made = dock.bundle(folder, meaning=manifest.meaning())
