@@ -16,7 +16,7 @@ from deploy.console import say, show_json, task
 from deploy.tasks import bench, hosts, profile, serve
 from deploy.tasks.develop import bench_self, lint, test  # noqa: F401  gathered below
 from deploy.tasks.image import build_image, render  # noqa: F401  gathered below
-from deploy.tasks.look import files, gc, show  # noqa: F401  gathered below
+from deploy.tasks.look import completion, files, gc, show  # noqa: F401  gathered below
 from deploy.tasks.report import check_submission, write_report  # noqa: F401  gathered below
 
 if TYPE_CHECKING:

@@ -1,10 +1,20 @@
-"""The tasks that look: show, files, gc. Gathered by tasks.py."""
+"""The tasks that look: show, files, gc, completion. Gathered by tasks.py."""
 
 from __future__ import annotations
 
 from invoke import Context
 
 from deploy.console import show_json, task
+
+# Asks the very inv that is typed, wherever it lies; nothing has to be on PATH.
+_BASH = """\
+_inv_complete() {
+    local found
+    found=$("$1" --complete -- inv "${COMP_WORDS[@]:1}" 2>/dev/null)
+    COMPREPLY=($(compgen -W "$found" -- "$2"))
+}
+complete -o default -F _inv_complete inv
+"""
 
 
 @task(example="./inv show -n demo -t ssh:a")
@@ -54,4 +64,14 @@ def gc(_: Context, yes: bool = False, engine: bool = False, json: bool = False) 
         show_json(report.caches_json(units, gone, left))
     else:
         print(report.caches_text(units, gone, left))
+    return 0
+
+
+@task(example="./inv completion > ~/.inv-completion; . ~/.inv-completion")
+def completion(_: Context, json: bool = False) -> int:
+    """Print what completes tasks and flags at the tab key in bash."""
+    if json:
+        show_json({"schema": "completion/1", "bash": _BASH})
+    else:
+        print(_BASH, end="")
     return 0
