@@ -18,7 +18,18 @@ from .blobs import Blobs, ZipBlobs
 from .plan import Plan
 from .probe import Probe
 from .tree import TreeReader, TreeWriter
-from .words import LISTING, BundleError, Damaged, Exit, Refused, Unfit, Verb, digest, printable
+from .words import (
+    LISTING,
+    BundleError,
+    Damaged,
+    Exit,
+    Interrupted,
+    Refused,
+    Unfit,
+    Verb,
+    digest,
+    printable,
+)
 
 SCHEMA = "evidence/1"
 _OUTCOMES = {
@@ -191,8 +202,8 @@ def run(raw: Mapping[str, Any], blobs: Blobs, out: IO[str], err: IO[str]) -> int
         call = Call(Request(raw), blobs, err)
         _answer(call)
         code = call.exit
-    except (BundleError, OSError) as problem:
-        error = problem if isinstance(problem, BundleError) else _unreadable(problem)
+    except (BundleError, OSError, KeyboardInterrupt) as problem:
+        error = _told(problem)
         code = error.exit
         evidence = call.evidence if call else _blank_raw(raw)
         evidence["error"] = error.to_json()
@@ -217,6 +228,19 @@ def _answer(call: Call) -> None:
         call.ask_python()
     module, name = _VERBS[call.request.verb]
     getattr(import_module(f".{module}", __package__), name)(call)
+
+
+def _told(problem: BundleError | OSError | KeyboardInterrupt) -> BundleError:
+    if isinstance(problem, BundleError):
+        return problem
+    if isinstance(problem, OSError):
+        return _unreadable(problem)
+    # A deploy or restore has its own handler, which knows how far it came.
+    return Interrupted(
+        "stopped",
+        why="it was ended by SIGINT",
+        fix="run it again; no file of the site was changed by it",
+    )
 
 
 def _unreadable(err: OSError) -> Refused:

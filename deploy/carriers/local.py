@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -74,6 +75,13 @@ class Local:
         except KeyboardInterrupt:
             # The agent got the same ^C and decides itself: undo, or finish past its commit point.
             out, _ = agent.communicate()
+        if agent.returncode == -signal.SIGINT:
+            raise BundleError(
+                f"interrupted on {self.name}",
+                why="the agent was still being loaded",
+                fix="run it again; nothing was changed by it",
+                exit=Exit.INTERRUPTED,
+            )
         if not out.strip():
             raise BundleError(
                 f"the agent gave no evidence on {self.name}",
@@ -101,8 +109,9 @@ def lay_root(
             why="it was not laid by this product, so it may be somebody's work",
             fix="deploy into it with `-t local:ROOT`, or move it away",
         )
+    for left in root.parent.glob(f".{root.name}.*"):
+        remove_tree(left)  # of a call that was killed: the caller lets nobody else in
     beside = root.with_name(f".{root.name}.{os.getpid()}")
-    remove_tree(beside)
     try:
         (beside / site.lstrip("/")).parent.mkdir(parents=True)
         fill(beside / site.lstrip("/"))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -169,3 +172,22 @@ def test_a_name_too_long_for_its_bytecode_is_refused_before_anything_moves(targe
     assert outcome.code == 6
     assert "too long for its bytecode" in outcome.err
     assert difference(before, target.snapshot()) == {}
+
+
+def test_an_interrupted_verify_says_so_and_needs_no_person(target: Target) -> None:
+    (target.root / "env.sh").write_text('echo > "$READY"; sleep 60\n')
+    bundle = target.usual()
+    ready = target.root.parent / "ready"
+    argv = [target.python, "-I", "-S", str(bundle.path), "verify", "--root", str(target.root)]
+    env = {**os.environ, "READY": str(ready)}
+    pipe = subprocess.PIPE
+    agent = subprocess.Popen(
+        [*argv, "--env-script", "/env.sh"], env=env, stdout=pipe, stderr=pipe, text=True
+    )
+    while not ready.exists():
+        time.sleep(0.02)
+    agent.send_signal(signal.SIGINT)
+    out, err = agent.communicate(timeout=30)
+    assert agent.returncode == 130
+    assert json.loads(out)["outcome"] == "interrupted"
+    assert "Traceback" not in err

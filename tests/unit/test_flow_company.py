@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 
 from deploy import flow
+from deploy.agent.plan import Plan
+from deploy.agent.words import BundleError, Exit, Verb
+from deploy.bundle import Bundle
+from deploy.carriers import Request
+from deploy.carriers.local import Local, lay_root
 from deploy.layout import HERE, Layout
 
 _REPRODUCE = """
@@ -69,3 +74,33 @@ def test_inv_opens_the_streams_that_its_caller_closed(tmp_path: Path, closed: st
     argv = ["sh", "-c", f'"$0" --list {closed}', str(tmp_path / "inv")]
     subprocess.run(argv, check=True, timeout=30)
     assert (tmp_path / "found").read_text() == ""
+
+
+def test_an_agent_that_ended_with_the_interrupt_key_needs_no_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had not begun: one that is at work handles the key itself."""
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\nkill -INT $$\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    plan = Plan(name="n", package="p", python="/usr/bin/python3", site="/s")
+    bundle = Bundle(path=tmp_path / "a.pyz", sha256="", plan=plan, inputs={}, agent="")
+    with pytest.raises(BundleError, match="interrupted") as caught:
+        Local(tmp_path).deliver(bundle, Request(verb=Verb.VERIFY))
+    assert caught.value.exit is Exit.INTERRUPTED
+
+
+def test_a_root_that_a_killed_call_left_half_laid_goes(tmp_path: Path) -> None:
+    left = tmp_path / ".root.1/usr"
+    left.mkdir(parents=True)
+    left.chmod(0o500)
+    (tmp_path / "rootless").mkdir()
+    lay_root(
+        tmp_path / "root",
+        python="/usr/bin/python3",
+        site="/usr/lib/site",
+        launch_dir="/launch",
+        fill=lambda place: place.mkdir(),
+    )
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["root", "rootless"]
