@@ -78,12 +78,12 @@ paths = [{"path": f"vllm/{i}.py", "class": "overlay", "act": "modify", "reason":
          for i in range(2000)]
 files = [{"path": p["path"], "state": "ok"} for p in paths]
 evidence = {"source": {"paths": paths}, "files": files}
-begun = time.perf_counter()
+begun = time.process_time()
 one, two = (record.parse(json.loads(text)) for text in texts)
 found = page.document(name="x", identities={}, evidence=evidence, environment=[], run=two,
                       comparison=compare([one], [two]))
 text = json.dumps(found) + page.markdown(found) + page.html(found)
-print(time.perf_counter() - begun)
+print(time.process_time() - begun)
 """
 
 
@@ -108,7 +108,7 @@ def _report() -> dict[str, Any]:
     """All three forms of a full run: 3 buckets of 50 requests, 1,000 markers, 2,000 paths."""
     times = [float(_call(_REPORT)) for _ in range(_ROUNDS)]
     took = statistics.median(times)
-    return {"what": "report of a full run, rival: the allowed second", "ours": took, "rival": 1.0,
+    return {"what": "report of a full run, processor time, rival: the allowed second", "ours": took, "rival": 1.0,
             "ratio": took, "limit": 1.0}  # fmt: skip
 
 
