@@ -1,4 +1,7 @@
-"""Summing up a profile of a million kernels, against reading it with csv alone."""
+"""Summing up a profile of a million kernels, against reading it with csv alone.
+
+Processor time is compared: both sides are one process that waits for nothing.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +34,17 @@ import json, resource, sys, time
 from pathlib import Path
 from deploy.measure.profile import summary
 classes = json.loads(sys.argv[2])
-begun = time.perf_counter()
+begun = time.process_time()
 found = summary(Path(sys.argv[1]), classes)
-took = time.perf_counter() - begun
+took = time.process_time() - begun
 print(took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, found.kernels)
 """
 _RIVAL = """
 import csv, sys, time
-begun = time.perf_counter()
+begun = time.process_time()
 with open(sys.argv[1], newline="") as file:
     count = sum(1 for _ in csv.reader(file))
-print(time.perf_counter() - begun, 0, count)
+print(time.process_time() - begun, 0, count)
 """
 
 
@@ -108,8 +111,8 @@ def _report() -> dict[str, Any]:
     """All three forms of a full run: 3 buckets of 50 requests, 1,000 markers, 2,000 paths."""
     times = [float(_call(_REPORT)) for _ in range(_ROUNDS)]
     took = statistics.median(times)
-    return {"what": "report of a full run, processor time, rival: the allowed second", "ours": took, "rival": 1.0,
-            "ratio": took, "limit": 1.0}  # fmt: skip
+    what = "report of a full run, processor time, rival: the allowed second"
+    return {"what": what, "ours": took, "rival": 1.0, "ratio": took, "limit": 1.0}
 
 
 def _call(code: str) -> str:
