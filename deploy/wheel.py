@@ -69,22 +69,26 @@ class Wheel:
 def fetch(spec: WheelSpec, cache: Path, *, made_from: Path | None = None) -> Wheel:
     """Return the wheel, from the cache if it is there, else through pip (or packed from a folder).
 
-    The cached file is hashed on every use. Raises StaleLock when it is not what the manifest pins,
-    Unreachable when pip cannot get it.
+    The cached file is hashed on every use, and a folder is packed on every use: a cached wheel must
+    not hide that somebody edited its source. Raises StaleLock when either is not what the manifest
+    pins, Unreachable when pip cannot get it.
     """
     path = cache / "wheels" / f"{spec.sha256}.whl"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix="fetch.") as folder:
-            found = Path(folder, "made.whl")
-            if made_from is not None:
-                pack(made_from, found)
-            else:
-                found = _download(spec, Path(folder))
-            _check(found, spec, f"correct the wheel's sha256 in the manifest: {spec.name}")
-            os.replace(found, path)
+    cached = path.exists()
+    if cached:
+        _check(path, spec, f"delete {path}; it is fetched again")
+    if cached and made_from is None:
         return Wheel(path, spec.sha256)
-    _check(path, spec, f"delete {path}; it is fetched again")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="fetch.") as folder:
+        found = Path(folder, "made.whl")
+        if made_from is not None:
+            pack(made_from, found)
+        else:
+            found = _download(spec, Path(folder))
+        _check(found, spec, f"correct the wheel's sha256 in the manifest: {spec.name}")
+        if not cached:
+            os.replace(found, path)
     return Wheel(path, spec.sha256)
 
 

@@ -116,7 +116,13 @@ def spoil_blob(layout: Layout) -> None:
         made.unlink()
 
 
-@pytest.mark.parametrize("spoil", [spoil_wheel, spoil_lock, spoil_bundle, spoil_blob])
+def spoil_base(layout: Layout) -> None:
+    """Edit the folder that the base is packed from; the cached wheel is as it was."""
+    path = layout.series("tiny") / "base/vllm/__init__.py"
+    path.write_bytes(path.read_bytes() + b"\n")
+
+
+@pytest.mark.parametrize("spoil", [spoil_wheel, spoil_lock, spoil_bundle, spoil_blob, spoil_base])
 def test_one_changed_byte_of_a_pinned_thing_exits_4(
     spoil: Callable[[Layout], None], layout: Layout
 ) -> None:
