@@ -16,7 +16,8 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .listing import Entry, installed, normal, of_record, parse, text_of
@@ -59,9 +60,15 @@ class Walk:
         self._failed: list[Exception] = []
         jobs = list(self._jobs(folders, single))
         jobs.sort(key=lambda job: (-job[1] if job[1] > _LARGE else 0, job[0]))
-        self._jobs_left = iter(jobs)
+        self._jobs_left = deque(jobs)
         cores = min(_MOST_CORES, len(os.sched_getaffinity(0)))
-        self._threads = [threading.Thread(target=self._read, daemon=True) for _ in range(cores)]
+        # One thread in two takes from the large end: hashing much at a time, it leaves the
+        # interpreter to those that open and close many small ones.
+        ends = (self._jobs_left.popleft, self._jobs_left.pop)
+        self._threads = [
+            threading.Thread(target=self._read, args=(ends[number % 2],), daemon=True)
+            for number in range(cores)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -106,13 +113,17 @@ class Walk:
         else:
             self._found[path] = Found("", 0, why="neither a file nor a link")
 
-    def _read(self) -> None:
+    def _read(self, take: Callable[[], tuple[str, int]]) -> None:
         # Each thread opens the site anew: a tree's open folders are of one thread.
         tree = None
         try:
             tree = TreeReader(self._tree.root, self._tree.site)
             piece = bytearray(_PIECE)
-            for path, _ in self._jobs_left:
+            while self._jobs_left:
+                try:
+                    path, _ = take()
+                except IndexError:  # another thread took the last one
+                    break
                 self._found[path] = _hashed(tree, path, piece)
         except Exception as err:  # noqa: BLE001  raised again by `finish`
             self._failed.append(err)
@@ -126,13 +137,16 @@ class Audit:
 
     def __init__(self, tree: TreeReader, plan: Plan, base: Mapping[str, Any], text: str) -> None:
         self.tree, self.plan, self.faults = tree, plan, list[str]()
-        self.entries = self._listed(base, text)
-        self._walk = Walk(tree, [plan.package, *self._dist_infos()], self.entries)
+        self._base, self._text = base, text
+        self._walk = Walk(tree, [plan.package])
+        self.entries: dict[str, Entry] = {}
         self._found: dict[str, Found] = {}
 
     def finish(self) -> list[Row]:
         """Return a row for every file, sorted by path; `faults` says what spoils the whole."""
-        self._found = self._walk.finish()
+        self.entries = self._listed(self._base, self._text)
+        rest = Walk(self.tree, self._dist_infos(), self._beyond())
+        self._found = {**self._walk.finish(), **rest.finish()}
         wants = {entry.path: entry for entry in self.plan.files}
         rows = [self._judge(path, found, wants.get(path)) for path, found in self._found.items()]
         rows += self._absent(wants)
@@ -164,6 +178,10 @@ class Audit:
             names.add(normal(self.plan.package))
         found = [name for name in self.tree.names("") if name.endswith(_INFO)]
         return [name for name in found if _dist(name) in names]
+
+    def _beyond(self) -> list[str]:
+        """What the listing names outside of the package: single modules, files of a dist-info."""
+        return [path for path in self.entries if not path.startswith(f"{self.plan.package}/")]
 
     # --- whose it is
 

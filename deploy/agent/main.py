@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from .blobs import Blobs, ZipBlobs
 from .plan import Plan
@@ -30,6 +30,9 @@ from .words import (
     digest,
     printable,
 )
+
+if TYPE_CHECKING:
+    from .audit import Audit
 
 SCHEMA = "evidence/1"
 _OUTCOMES = {
@@ -111,6 +114,7 @@ class Call:
         kind = TreeWriter if request.verb.writes else TreeReader
         self.tree = kind(request.root, request.site)
         self.probe: Probe | None = None
+        self.audit: Audit | None = None
 
     def say(self, line: str) -> None:
         _tell(self._err, printable(line))
@@ -157,8 +161,12 @@ class Call:
             launch_dir=request.launch_dir,
             env=request.env,
         )
-        # Its answers are judged by this; loading it now costs nothing while the child starts.
-        import_module(".imports", __package__)
+
+    def begin_audit(self) -> None:
+        """Let threads read the whole package while the rest of the agent is being loaded."""
+        from .audit import Audit
+
+        self.audit = Audit(self.tree, self.plan, self.request.base_files, self.request.listing)
 
     def _note_imports(self, first: dict[str, Any], answers: dict[str, Any]) -> None:
         from .imports import Setting, origins, traps
@@ -226,6 +234,10 @@ def run(raw: Mapping[str, Any], blobs: Blobs, out: IO[str], err: IO[str]) -> int
 def _answer(call: Call) -> None:
     if call.request.verb in _ASKING:
         call.ask_python()
+        if call.request.verb is Verb.VERIFY and call.request.options.get("all"):
+            call.begin_audit()
+        # What judges the child's answers is loaded while it starts.
+        import_module(".imports", __package__)
     module, name = _VERBS[call.request.verb]
     getattr(import_module(f".{module}", __package__), name)(call)
 

@@ -144,12 +144,10 @@ class Probe:
 
 def _fresh_folder() -> str:
     # Below the temp folder but never that folder itself: it may hold a vllm/ of somebody's.
-    import random
-
     # A container with a read-only root still has its shared memory.
     places = ["/tmp", "/var/tmp", "/dev/shm"]  # noqa: S108
     while places:
-        name = f"{places[0]}/dcu-bundle-{os.getpid()}-{random.getrandbits(48):012x}"
+        name = f"{places[0]}/dcu-bundle-{os.getpid()}-{os.urandom(6).hex()}"
         try:
             os.mkdir(name, 0o700)
         except FileExistsError:

@@ -194,7 +194,6 @@ def verify(call: Call) -> None:
 
     tree, plan = call.tree, call.plan
     receipt = read_receipt(tree)
-    audit = _start_audit(call)
     python = call.python()
     loading = _start_extensions(call)
     try:
@@ -222,8 +221,8 @@ def verify(call: Call) -> None:
     bad += _harmful(call)
     if loading is not None:
         bad += _add_extensions(call, loading)
-    if audit is not None:
-        bad += _add_audit(call, audit)
+    if call.audit is not None:
+        bad += _add_audit(call, call.audit)
     if half_done:
         call.say("an interrupted deploy or restore waits to be finished: run deploy again")
     evidence["met"] = _met_verified(receipt, plan, bool(bad), half_done)
@@ -236,15 +235,6 @@ def _harmful(call: Call) -> list[dict[str, Any]]:
     for trap in call.evidence["traps"]:
         call.say(f"{trap['kind']}: {trap['where']}: {trap['why']} -> {trap['mend']}")
     return [trap for trap in call.evidence["traps"] if trap["harm"]]
-
-
-def _start_audit(call: Call) -> Audit | None:
-    """Let the whole package be read while the interpreter answers and the plan is read back."""
-    if not call.request.options.get("all"):
-        return None
-    from .audit import Audit
-
-    return Audit(call.tree, call.plan, call.request.base_files, call.request.listing)
 
 
 def _add_audit(call: Call, audit: Audit) -> list[dict[str, Any]]:
