@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .plan import ABSENT, Plan, PlannedFile, State
-from .pyc import cache_file, cache_files, module_of
+from .pyc import Bytecode, cache_file, module_of
 from .receipt import Receipt, proven
 from .tree import TreeReader, split
 from .words import Refused, Unfit, printable
@@ -83,9 +83,10 @@ def judge(
     put, drop, conflicts = _planned_work(files, found, receipt, replace)
     give_back, drop_too, conflicts_too = _leaving_work(leaving, found, receipt)
     written = {entry.path for entry in put}
-    make, gone = _bytecode_work(tree, files, written=written, receipt=receipt, python=python)
+    pycs = Bytecode(tree)
+    make, gone = _bytecode_work(tree, files, pycs, written=written, receipt=receipt, python=python)
     for module in _modules_left(plan, receipt):
-        gone += cache_files(tree, module)
+        gone += pycs.of(module)
     conflicts_too += _folders(tree, gone)
     return Judgement(
         found,
@@ -208,6 +209,7 @@ def _leaving(plan: Plan | None, receipt: Receipt) -> list[str]:
 def _bytecode_work(
     tree: TreeReader,
     files: Iterable[PlannedFile],
+    pycs: Bytecode,
     *,
     written: set[str],
     receipt: Receipt,
@@ -219,7 +221,7 @@ def _bytecode_work(
     for entry in files:
         if not entry.path.endswith(".py"):
             continue
-        present = cache_files(tree, entry.path)
+        present = pycs.of(entry.path)
         wanted = ""
         if entry.compiled:
             wanted = cache_file(entry.path, python["tag"])

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 
 from .child import Child
 from .tree import TreeReader, join, split
@@ -89,14 +90,31 @@ out.flush()
 """
 
 
-def cache_files(tree: TreeReader, module: str) -> list[str]:
-    """Return every pyc of the module at `module` (a path ending .py), for whatever interpreter."""
-    folder, name = split(module)
-    stem = name[: -len(".py")]
-    cache = join(folder, "__pycache__")
-    found = [join(cache, entry) for entry in tree.names(cache) if belongs(entry, stem)]
-    legacy = join(folder, stem + ".pyc")  # importable without its source
-    return [*found, legacy] if tree.exists(legacy) else found
+class Bytecode:
+    """The pycs of a tree, each folder listed once: true as long as nothing is written to it."""
+
+    def __init__(self, tree: TreeReader) -> None:
+        self._tree = tree
+        self._names: dict[str, list[str]] = {}
+
+    def of(self, module: str) -> list[str]:
+        """Return every pyc of the module at `module` (a path ending .py), of any interpreter."""
+        folder, name = split(module)
+        stem = name[: -len(".py")]
+        cache = join(folder, "__pycache__")
+        found = [join(cache, entry) for entry in self._starting(cache, stem + ".", stem)]
+        legacy = join(folder, stem + ".pyc")  # importable without its source
+        return [*found, legacy] if self._tree.exists(legacy) else found
+
+    def _starting(self, folder: str, prefix: str, stem: str) -> Iterator[str]:
+        if folder not in self._names:
+            self._names[folder] = self._tree.names(folder)
+        names = self._names[folder]
+        for at in range(bisect_left(names, prefix), len(names)):
+            if not names[at].startswith(prefix):
+                break
+            if belongs(names[at], stem):
+                yield names[at]
 
 
 def cache_file(module: str, tag: str) -> str:

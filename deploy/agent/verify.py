@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .plan import Plan, PlannedFile, State
-from .pyc import Compiler, cache_file, cache_files
+from .pyc import Bytecode, Compiler, cache_file
 from .receipt import Receipt, proven
 from .tree import TreeReader, join, split
 from .words import FileState, digest, printable
@@ -59,8 +59,9 @@ def verify(
     rows: list[Row] = []
     doubt: list[tuple[int, str]] = []
     names: dict[str, list[str]] = {}
+    pycs = Bytecode(tree)
     for entry in plan.files:
-        row, pyc = _look(tree, entry, receipt, python, recompile)
+        row, pyc = _look(tree, entry, receipt, python, recompile=recompile, pycs=pycs)
         row = _overshadowed(tree, entry, row, python["tag"], names)
         if pyc and row.state is FileState.OK:
             doubt.append((len(rows), pyc))
@@ -75,7 +76,9 @@ def _look(
     entry: PlannedFile,
     receipt: Receipt,
     python: Mapping[str, str],
+    *,
     recompile: bool,
+    pycs: Bytecode,
 ) -> tuple[Row, str]:
     """Return the verdict, and the pyc that still has to be compared with a fresh compile."""
     found = tree.state(entry.path)
@@ -83,7 +86,7 @@ def _look(
     row = Row(entry.path, state, found)
     if not entry.path.endswith(".py") or state not in (FileState.OK, FileState.WRONG_MODE):
         return row, ""
-    present = cache_files(tree, entry.path)
+    present = pycs.of(entry.path)
     wanted = cache_file(entry.path, python["tag"]) if entry.compiled else ""
     others = [path for path in present if path != wanted]
     if others and entry.want.absent:

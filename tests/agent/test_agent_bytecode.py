@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.agent.pyc import cache_files
+from deploy.agent.pyc import Bytecode
 from deploy.agent.tree import TreeReader
 from deploy.agent.words import digest
 from tests.agent.target import BASE_FILES, Target, compile_all, pythons, state
@@ -277,7 +277,7 @@ def test_cache_files_are_those_of_the_module_only(target: Target) -> None:
     for name in ("core.cpython-310.pyc", "core.cpython-310.opt-1.pyc", "core2.cpython-310.pyc"):
         target.write(f"pack/__pycache__/{name}", b"")
     tree = TreeReader(str(target.root), target.site)
-    assert cache_files(tree, "pack/core.py") == [
+    assert Bytecode(tree).of("pack/core.py") == [
         "pack/__pycache__/core.cpython-310.opt-1.pyc",
         "pack/__pycache__/core.cpython-310.pyc",
     ]
