@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from deploy.layout import HERE
 
 _TESTS = HERE.top / "tests"
 _SERVICES = {"docker", "sshd", "hip", "live"}
+# Areas whose tests keep to folders, ports and processes of their own.
+_APART = frozenset({"agent", "fuzz", "measure", "planted", "unit"})
 # The edit loop: nothing that is slow or that a service is needed for.
 _FAST = "not slow and not docker and not sshd and not hip and not live"
 
@@ -31,7 +34,7 @@ _FAST = "not slow and not docker and not sshd and not hip and not live"
         "fast": "only what is quick and needs no service: the edit loop",
         "live": "also what runs the real vLLM server (fetches about 3 GB once; CI=true implies it)",
         "match": "only tests whose names match this expression (pytest's -k)",
-        "workers": "run tests in this many processes",
+        "workers": "run each area in this many processes; by default two where tests do not meet",
     },
 )
 def test(
@@ -40,7 +43,7 @@ def test(
     fast: bool = False,
     live: bool = False,
     match: str = "",
-    workers: int = 1,
+    workers: int = 0,
     json: bool = False,
 ) -> int:
     """Set up and run the tests, after lint; end with what was skipped and why."""
@@ -49,22 +52,48 @@ def test(
     live = live or os.environ.get("CI") == "true"
     if not fast:
         _provision(_services(folders, live=live))
+    options = ["-m", _FAST] if fast else []
+    options += ["--live"] if live else []
+    options += ["-k", match] if match else []
+    codes, counts = [], Counter[str]()
+    reasons: Counter[str] = Counter()
+    for some, processes in _batches(folders, workers):
+        code, tally = _pytest(some, options, processes, to_stderr=json)
+        codes.append(code)
+        reasons.update(tally.pop("reasons", {}))
+        counts.update(tally)
+    if json:
+        lint_said = "failed" if lint_code else "passed"
+        show_json({"schema": "tests/1", "lint": lint_said, **counts, "reasons": dict(reasons)})
+    if lint_code:
+        say("lint failed before the tests; its lines are above")
+    return max(lint_code, _tests_exit(codes))
+
+
+def _batches(folders: Sequence[Path], workers: int) -> list[tuple[list[Path], int]]:
+    """Split the areas into those that may run two tests at a time, and those that share a service.
+
+    The latter come last: an engine, a compiler or a server is one for the whole machine.
+    """
+    if workers:
+        return [(list(folders), workers)]
+    apart = [path for path in folders if path.name in _APART]
+    shared = [path for path in folders if path.name not in _APART]
+    return [(some, n) for some, n in ((apart, 2), (shared, 1)) if some]
+
+
+def _pytest(
+    folders: Sequence[Path], options: Sequence[str], processes: int, *, to_stderr: bool
+) -> tuple[int, dict[str, Any]]:
+    """Run the tests of some areas; return pytest's exit code and its counts."""
     with tempfile.TemporaryDirectory() as scratch:
         tally = Path(scratch, "tally.json")
         argv = [sys.executable, "-E", "-m", "pytest", *map(str, folders), f"--tally={tally}"]
         # A folder of this run's own: pytest's shared one is cleaned by whoever else runs tests.
-        argv += [f"--basetemp={scratch}/pytest"]
-        argv += ["-m", _FAST] if fast else []
-        argv += ["--live"] if live else []
-        argv += ["-k", match] if match else []
-        argv += ["-n", str(workers)] if workers > 1 else []
-        code = _run(argv, to_stderr=json)
-        if json:
-            counts = jsonlib.loads(tally.read_bytes()) if tally.exists() else {}
-            show_json({"schema": "tests/1", "lint": "failed" if lint_code else "passed", **counts})
-    if lint_code:
-        say("lint failed before the tests; its lines are above")
-    return max(lint_code, _tests_exit(code))
+        argv += [f"--basetemp={scratch}/pytest", *options]
+        argv += ["-n", str(processes), "--dist", "loadfile"] if processes > 1 else []
+        code = _run(argv, to_stderr=to_stderr)
+        return code, jsonlib.loads(tally.read_bytes()) if tally.exists() else {}
 
 
 @task(example="./inv lint --fix", help={"fix": "mend and format what can be mended by a program"})
@@ -157,9 +186,11 @@ def _provision(services: Sequence[str]) -> None:
         say("provision: not everything could be set up; the tests that need it say so")
 
 
-def _tests_exit(code: int) -> int:
-    """Pytest's exit code as ours: interrupted is 130, 'nothing was selected' is a wrong value."""
-    return {0: 0, 2: int(Exit.INTERRUPTED), 5: int(Exit.VALUES)}.get(code, 1)
+def _tests_exit(codes: Sequence[int]) -> int:
+    """Pytest's exit codes as ours: interrupted is 130, 'nothing was selected' is a wrong value."""
+    found = {code for code in codes if code != 5} or {5}
+    ours = {0: 0, 2: int(Exit.INTERRUPTED), 5: int(Exit.VALUES)}
+    return max(ours.get(code, 1) for code in found)
 
 
 def _benches(area: str) -> list[Path]:
