@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deploy.agent.words import BundleError, Exit
+from deploy.agent.words import BundleError, Exit, Refused, RolledBack
 
 __all__ = [
     "BadValues",
@@ -46,14 +46,6 @@ class StaleLock(BundleError):
 
 class Unreachable(BundleError):
     exit = Exit.UNREACHABLE
-
-
-class Refused(BundleError):
-    exit = Exit.REFUSED
-
-
-class RolledBack(BundleError):
-    exit = Exit.ROLLED_BACK
 
 
 class NeedsPerson(BundleError):
