@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import invoke
 
 from deploy.agent.words import printable
-from deploy.errors import BundleError, Exit
+from deploy.errors import BadValues, BundleError, Exit
 
 __all__ = ["say", "show_json", "task"]
 
@@ -31,6 +31,35 @@ _FLAGS = {
     "to": "where: local:ROOT, ssh:ALIAS, container:ID or image:REF; several by comma",
     "json": "print one JSON value on stdout instead of text",
 }
+
+
+class _Number(invoke.Argument):
+    """A flag whose value is no number is a bad value, and none of our bugs."""
+
+    def set_value(self, value: Any, cast: bool = True) -> None:
+        try:
+            super().set_value(value, cast)
+        except ValueError:
+            kind = "a whole number" if self.kind is int else "a number"
+            bad = BadValues(
+                f"--{self.names[0]} cannot be used",
+                why=f"it takes {kind}, found {value!r}",
+                fix="give one; ./inv --help TASK shows what each flag takes",
+            )
+            # Invoke parses before any task runs, and passes on nothing but its own exceptions.
+            message = "\n".join(map(printable, str(bad).splitlines()))
+            raise invoke.Exit(message, code=int(bad.exit)) from None
+
+
+class _Task(invoke.Task[Any]):
+    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[invoke.Argument]:
+        every = super().get_arguments(ignore_unknown_help)
+        return [_checked(flag) if flag.kind in (int, float) else flag for flag in every]
+
+
+def _checked(flag: invoke.Argument) -> _Number:
+    kept = ("names", "kind", "default", "help", "optional", "attr_name")
+    return _Number(**{key: getattr(flag, key) for key in kept})
 
 
 def say(line: str) -> None:
@@ -64,7 +93,7 @@ def task(
         flags = inspect.signature(body).parameters
         known = {k: v for k, v in _FLAGS.items() if k in flags}
         told = {k: _with_kind(flags[k], v) for k, v in {**known, **(help or {})}.items()}
-        return invoke.task(run, help=told, **options)
+        return invoke.task(run, help=told, klass=_Task, **options)
 
     return wrap
 

@@ -63,6 +63,11 @@ def answer(_, code=0):
     print("\\u6587\\u4ef6")
     return code
 
+@task(example="./inv pause --so-long 2", help={"so_long": "seconds"})
+def pause(_, so_long=0.0):
+    """Say a number."""
+    print(so_long)
+
 @task(example="./inv data")
 def data(_, json=False):
     """Print data."""
@@ -237,3 +242,25 @@ def test_listing_the_tasks_imports_nothing_heavy() -> None:
 
     assert set(done.stdout.split()) & heavy == set()
     assert "deploy.console" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (("answer", "--code", "1.5"), "--code cannot be used\n  why: it takes a whole number"),
+        (("answer", "--code=abc"), "--code cannot be used\n  why: it takes a whole number"),
+        (("pause", "--so-long", "abc"), "--so-long cannot be used\n  why: it takes a number"),
+    ],
+)
+def test_a_number_that_is_none_is_a_bad_value_of_three_lines(inv, argv, why: str) -> None:
+    done = inv(*argv)
+
+    assert done.returncode == Exit.VALUES
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"{why}, found {argv[-1].rpartition('=')[2]!r}\n  fix: ")
+    assert done.stderr.count("\n") == 3
+
+
+def test_a_number_arrives_as_one(inv) -> None:
+    assert inv("pause", "--so-long", "2.5").stdout == "2.5\n"
+    assert inv("pause").stdout == "0.0\n"
