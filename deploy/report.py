@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deploy.agent.audit import lines as audit_lines
+from deploy.agent.imports import worth_telling
 from deploy.agent.plan import Plan, State
 from deploy.agent.words import Verb, printable
 from deploy.evidence import Evidence
@@ -377,7 +378,7 @@ def import_lines(raw: Mapping[str, Any]) -> list[str]:
         for where, place in sorted((raw.get("origin") or {}).items())
         if place.get("mend")
     ]
-    for trap in raw.get("traps") or ():
+    for trap in worth_telling(raw.get("traps") or ()):
         mark = "fault" if trap["harm"] else "note"
         found.append(f"  {mark}: {trap['kind']}: {trap['where']}: {trap['why']} -> {trap['mend']}")
     if audit := raw.get("audit"):

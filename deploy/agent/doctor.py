@@ -68,7 +68,7 @@ def examine(call: Call) -> None:
     call.evidence["doctor"] = [finding.to_json() for finding in found]
     for finding in found:
         mend = f" -> {finding.mend}" if finding.mend else ""
-        call.say(f"{finding.level:7} {finding.about}: {finding.text}{mend}")
+        call.tell(f"{finding.level:7} {finding.about}: {finding.text}{mend}")
     worst = max((_LEVELS.index(finding.level) for finding in found), default=0)
     call.evidence["outcome"] = _LEVELS[worst]
     call.exit = Exit.DIFFERS if _LEVELS[worst] == ERROR else Exit.OK

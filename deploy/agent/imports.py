@@ -8,7 +8,7 @@ even though the import is right today. A trap that does harm makes a verify fail
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .listing import normal
@@ -16,6 +16,7 @@ from .probe import _same_file
 from .tree import TreeReader, join
 
 _INFO = ".dist-info"
+_NOT_WRITTEN = "no bytecode written"
 
 
 class Cause(NamedTuple):
@@ -213,6 +214,11 @@ def traps(
     return [trap.to_json() for trap in sorted(found)]
 
 
+def worth_telling(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Leave out what stands in the evidence only: most images set it, and nobody has to act."""
+    return [trap for trap in found if trap["kind"] != _NOT_WRITTEN]
+
+
 def _bytecode(python: Mapping[str, Any], setting: Setting) -> Iterator[Trap]:
     if prefix := python["pycache_prefix"]:
         source = setting.source("PYTHONPYCACHEPREFIX")
@@ -235,7 +241,7 @@ def _bytecode(python: Mapping[str, Any], setting: Setting) -> Iterator[Trap]:
         )
     if not python["writes_bytecode"]:
         yield Trap(
-            "no bytecode written",
+            _NOT_WRITTEN,
             "PYTHONDONTWRITEBYTECODE",
             "modules that nobody compiled are compiled anew at every start; those of the plan are"
             " there already",

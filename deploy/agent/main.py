@@ -1,7 +1,8 @@
 """The agent's two doors: `run` for a request that came over any line, `main` for a bundle.
 
-Evidence goes to `out` as one JSON text, a line a step to `err`. Whatever may differ between two
-equal targets stands below "incidental".
+Evidence goes to `out` as one JSON text, a line a step to `err`; what the evidence holds goes to
+`err` too, unless the caller prints it. Whatever may differ between two equal targets stands below
+"incidental".
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Request:
     environment); wait (seconds), operator, force_running, recompile, timeout (seconds a child),
     line (descriptor whose end aborts before the commit point), agent (sha256 of these sources),
     options (settings of single verbs), manifest (its meaning, from the bundle's inputs), base_files
-    (what the lock pins of the base's listing) and listing (its text, where the target has none).
+    (what the lock pins of the base's listing), listing (its text, where the target has none),
+    steps_only (somebody prints the evidence: tell nothing that it holds) and by_hand (a person
+    reads `err`: end it with a sentence).
     """
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
@@ -98,6 +101,7 @@ class Request:
         self.manifest: dict[str, Any] = dict(raw.get("manifest") or {})
         self.base_files: dict[str, Any] = dict(raw.get("base_files") or {})
         self.listing = str(raw.get("listing") or "")
+        self.steps_only = bool(raw.get("steps_only"))
 
     def _place(self, raw: Mapping[str, Any], key: str) -> str:
         return str(raw.get(key) or (getattr(self.plan, key) if self.plan else "") or "")
@@ -117,7 +121,13 @@ class Call:
         self.audit: Audit | None = None
 
     def say(self, line: str) -> None:
+        """Tell a step."""
         _tell(self._err, printable(line))
+
+    def tell(self, line: str) -> None:
+        """Tell what the evidence holds too: not to those who print the evidence."""
+        if not self.request.steps_only:
+            self.say(line)
 
     def since(self) -> str:
         """Return when the call began, in UTC."""
@@ -216,7 +226,8 @@ def run(raw: Mapping[str, Any], blobs: Blobs, out: IO[str], err: IO[str]) -> int
         evidence = call.evidence if call else _blank_raw(raw)
         evidence["error"] = error.to_json()
         evidence["outcome"] = _OUTCOMES.get(code, "failed")
-        _tell(err, str(error))
+        if not raw.get("steps_only"):
+            _tell(err, str(error))
     else:
         evidence = call.evidence
     finally:
@@ -228,6 +239,10 @@ def run(raw: Mapping[str, Any], blobs: Blobs, out: IO[str], err: IO[str]) -> int
     if not _tell(out, json.dumps(evidence, sort_keys=True, ensure_ascii=True)) and not code:
         _tell(err, "nobody could be told: the evidence was not written; run verify to see it")
         code = Exit.UNREACHABLE
+    elif raw.get("by_hand") and not evidence["error"]:
+        from .sentence import sentence
+
+        _tell(err, printable(sentence(evidence)))
     return int(code)
 
 
@@ -372,8 +387,12 @@ usage: python3 BUNDLE check|deploy|verify|restore|facts|status|files [options]
   --pid PID          (record) the server that was just started
   --run DIR          (record) the folder of this start
   --options JSON     all of these at once
+
+  --steps-only       say on stderr only what the evidence does not hold
+  --help             this text
 """
-_FLAGS = {"--force-running", "--recompile"}
+_FLAGS = {"--force-running", "--recompile", "--steps-only"}
+_HELP = {"-h", "--help"}
 _TEXTS = {"--root", "--site", "--python", "--env-script", "--launch-dir", "--operator"}
 _PLACES = _TEXTS - {"--operator"}
 _NUMBERS = {"--wait", "--timeout"}
@@ -390,7 +409,7 @@ _OPTIONS: dict[str, Callable[[str], Any]] = {
 def main(argv: list[str] | None = None) -> int:
     """Run a bundle: the zip that this very module was loaded from."""
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] in ("-h", "--help", "help"):
+    if not argv or argv[0] == "help" or _HELP.intersection(argv):
         print(USAGE, end="", file=sys.stdout if argv else sys.stderr)
         return 0 if argv else 2
     try:
@@ -442,7 +461,7 @@ def _document(bundle: ZipBlobs, name: str) -> dict[str, Any]:
 def _parse(argv: list[str]) -> dict[str, Any]:
     if argv[0] not in [verb.value for verb in Verb]:
         raise ValueError(f"unknown verb {argv[0]!r}")
-    request: dict[str, Any] = {"verb": argv[0]}
+    request: dict[str, Any] = {"verb": argv[0], "steps_only": False}
     options: dict[str, Any] = {}
     rest = argv[1:]
     while rest:
@@ -467,7 +486,7 @@ def _parse(argv: list[str]) -> dict[str, Any]:
             _set_option(options, flag, value)
         else:
             request[key] = _seconds(flag, value) if flag in _NUMBERS else value
-    return {**request, "options": options}
+    return {**request, "by_hand": not request["steps_only"], "options": options}
 
 
 def _seconds(flag: str, value: str) -> float:

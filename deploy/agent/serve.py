@@ -260,7 +260,7 @@ def _judged(
 def _answer(call: Call, seen: Mapping[str, Any], found: tuple[Fault, ...]) -> None:
     call.evidence["service"] = _document(seen, found)
     for fault in found:
-        call.say(f"{'warning' if fault.warning else 'fault'}: {fault.text}")
+        call.tell(f"{'warning' if fault.warning else 'fault'}: {fault.text}")
     failed = faults.failed(found)
     call.evidence["outcome"] = "differs" if failed else "running" if seen["server"] else "clean"
     call.exit = Exit.DIFFERS if failed else Exit.OK

@@ -217,7 +217,7 @@ def verify(call: Call) -> None:
     half_done = interrupted(tree)
     bad = [row for row in evidence["files"] if row["state"] != FileState.OK.value]
     for row in bad:
-        call.say(f"{row['state']}: {row['path']} {row.get('why', '')}".rstrip())
+        call.tell(f"{row['state']}: {row['path']} {row.get('why', '')}".rstrip())
     bad += _harmful(call)
     if loading is not None:
         bad += _add_extensions(call, loading)
@@ -232,8 +232,10 @@ def verify(call: Call) -> None:
 
 def _harmful(call: Call) -> list[dict[str, Any]]:
     """Say what lies in wait for imports; return what does harm."""
-    for trap in call.evidence["traps"]:
-        call.say(f"{trap['kind']}: {trap['where']}: {trap['why']} -> {trap['mend']}")
+    from .imports import worth_telling
+
+    for trap in worth_telling(call.evidence["traps"]):
+        call.tell(f"{trap['kind']}: {trap['where']}: {trap['why']} -> {trap['mend']}")
     return [trap for trap in call.evidence["traps"] if trap["harm"]]
 
 
@@ -244,7 +246,7 @@ def _add_audit(call: Call, audit: Audit) -> list[dict[str, Any]]:
     found = summary(audit.finish(), audit.faults)
     call.evidence["audit"] = found
     for line in lines(found):
-        call.say(line)
+        call.tell(line)
     return [*found["files"], *({"fault": fault} for fault in found["faults"])]
 
 
@@ -286,7 +288,7 @@ def _add_extensions(call: Call, loading: OpsProbe) -> list[dict[str, Any]]:
     call.evidence["incidental"]["extensions"] = dict(zip(names, keep))
     bad = [answer for answer in answers if answer["state"] != "ok"]
     for answer in bad:
-        call.say(f"{answer['state']}: {answer['module']} {answer['why']}")
+        call.tell(f"{answer['state']}: {answer['module']} {answer['why']}")
     return bad
 
 

@@ -112,8 +112,8 @@ class ImageTarget:
 def _call(bundle: Bundle, request: Request) -> tuple[tuple[str, ...], Iterator[bytes]]:
     python = request.python or bundle.plan.python
     size = bundle.path.stat().st_size
-    argv = (python, "-I", "-S", "-c", _LOADER, str(size), _READY, *request.to_argv(), "--root", "/")
-    return argv, _pieces(bundle)
+    asked = (*request.to_argv(), "--steps-only", "--root", "/")
+    return (python, "-I", "-S", "-c", _LOADER, str(size), _READY, *asked), _pieces(bundle)
 
 
 def _pieces(bundle: Bundle) -> Iterator[bytes]:

@@ -66,9 +66,12 @@ class Local:
         return f"local:{self.root}"
 
     def deliver(self, bundle: Bundle, request: Request) -> Evidence:
-        """Run the bundle on the folder, in a process of its own; its step lines go to stderr."""
+        """Run the bundle on the folder, in a process of its own; its step lines go to stderr.
+
+        What the evidence holds is for the report to say: else a terminal shows it twice.
+        """
         argv = [sys.executable, "-I", "-S", str(bundle.path), *request.to_argv()]
-        argv += ["--root", str(self.root)]
+        argv += ["--steps-only", "--root", str(self.root)]
         agent = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         try:
             out, _ = agent.communicate()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -234,3 +236,68 @@ def test_a_wrong_blob_stops_the_deploy_before_anything_is_written(
         assert (outcome.code, outcome.evidence["outcome"]) == (4, "damaged")
         assert sha in outcome.err
         assert all_stamps(target.root) == stamps
+
+
+def test_by_hand_the_last_line_says_how_it_ended(target: Target) -> None:
+    bundle = target.usual()
+
+    def last(verb: str) -> str:
+        return target.run(bundle, verb).err.splitlines()[-1]
+
+    count = len(NEW_FILES)
+    assert re.fullmatch(r"check: would change, .*\d to drop, \d to put; exit 10", last("check"))
+    assert last("deploy") == f"deploy: deployed, {count} files; exit 0"
+    assert last("verify") == f"verify: verified, {count} files; exit 0"
+    assert last("status") == "status: answered, met: deployed; exit 0"
+    target.write("pack/core.py", b"edited\n")
+    assert last("verify") == f"verify: differs, 1 of {count} files not as planned; exit 10"
+    target.write("pack/core.py", NEW_FILES["pack/core.py"] or b"")
+    assert re.fullmatch(r"restore: restored, \d+ files; exit 0", last("restore"))
+    assert last("restore") == "restore: nothing to restore; exit 0"
+
+
+def test_an_error_by_hand_ends_with_its_mend(target: Target) -> None:
+    target.write("pack/core.py", b"edited\n")
+
+    last = target.run(target.usual(), "deploy").err.splitlines()[-1]
+
+    assert last.startswith("  fix: ")
+
+
+def test_who_prints_the_evidence_is_told_the_steps_only(target: Target) -> None:
+    bundle = target.usual()
+
+    deployed = target.run(bundle, "deploy", "--steps-only")
+    target.write("pack/core.py", b"edited\n")
+    refused = target.run(bundle, "deploy", "--steps-only")
+    verified = target.run(bundle, "verify", "--steps-only")
+    by_hand = target.run(bundle, "verify")
+
+    assert re.fullmatch(r"committed: \d+ steps\n", deployed.err)
+    assert (refused.code, refused.err) == (6, "")
+    assert refused.evidence["error"]["what"]
+    assert (verified.code, verified.err) == (10, "")
+    assert "pack/core.py" in by_hand.err
+    assert by_hand.evidence["files"] == verified.evidence["files"]
+
+
+def test_bytecode_that_is_not_written_is_no_line_of_every_call(target: Target) -> None:
+    bundle = target.usual()
+    target.run(bundle, "deploy")
+    target.env.update(PYTHONDONTWRITEBYTECODE="1")
+
+    verified = target.run(bundle, "verify")
+
+    assert [trap["kind"] for trap in verified.evidence["traps"]] == ["no bytecode written"]
+    assert len(verified.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "argv", [("--help",), ("help",), ("verify", "--help"), ("deploy", "--root", "/", "-h")]
+)
+def test_help_is_no_error_wherever_it_stands(target: Target, argv: tuple[str, ...]) -> None:
+    call = [target.python, "-I", "-S", str(target.usual().path), *argv]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: python3 BUNDLE check|deploy")

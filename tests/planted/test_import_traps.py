@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from deploy import report
+
 pytestmark = pytest.mark.slow
 
 
@@ -255,6 +257,13 @@ def test_a_pycache_prefix_voids_what_is_proven_of_bytecode(
 def test_bytecode_that_is_not_written_is_told_and_is_no_fault(clean: Any) -> None:
     code, found = traps(clean, PYTHONDONTWRITEBYTECODE="1")
     assert (code, found["no bytecode written"]["harm"]) == (0, False)
+
+
+def test_what_nobody_has_to_act_on_stands_in_the_json_only() -> None:
+    quiet = {"kind": "no bytecode written", "where": "X", "why": "w", "mend": "m", "harm": False}
+    told = {**quiet, "kind": "linked site"}
+
+    assert report.import_lines({"traps": [quiet, told]}) == ["  note: linked site: X: w -> m"]
 
 
 def test_an_egg_link_is_another_record_of_the_package(clean: Any, tmp_path: Path) -> None:

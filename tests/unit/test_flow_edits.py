@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deploy import flow
+from deploy import flow, report
 from deploy.agent.words import Verb
 from deploy.carriers import Request
 from deploy.errors import BadValues
@@ -204,3 +204,20 @@ def test_the_worktree_cannot_be_locked_past_the_edits(bench: Bench) -> None:
 def test_files_of_several_targets_are_not_mixed(bench: Bench) -> None:
     with pytest.raises(BadValues):
         flow.list_base("mine", f"{bench.to},{bench.to}", bench.layout)
+
+
+def test_a_local_target_leaves_what_it_found_to_the_report(
+    bench: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flow.lock("mine", bench.layout)
+    [deployed] = flow.deploy("mine", bench.to, Request(verb=Verb.DEPLOY), bench.layout)
+    steps = capfd.readouterr().err
+    bench.target.write(CORE, b"V = 'edited'\n")
+    [refused] = flow.deploy("mine", bench.to, Request(verb=Verb.DEPLOY), bench.layout)
+
+    assert deployed.exit == 0
+    assert "committed: " in steps
+    assert "exit 0" not in steps
+    assert refused.exit == 6
+    assert CORE in report.visit_text(refused)
+    assert CORE not in capfd.readouterr().err
