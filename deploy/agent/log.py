@@ -33,9 +33,10 @@ _SHARE = 1 << 26  # bytes from which on another process is worth its start
 _MOST_SHARES = 4
 _START = 1 << 24  # a start says less than this; the signs are not looked for beyond
 _LONGEST = 1 << 16  # a line longer than this is cut; nothing of ours is
-_MANY = 32  # after about so many markers it is clear how close they stand
-_DENSE = 400  # bytes a marker below which it is quicker to count every line
+_NEAR = 200  # bytes between markers below which a block of lines is looked at, not one
+_REACH = 1 << 12  # bytes within which a line is looked for again: some thirty lines
 _GROUPS = 4096  # distinct markers that are told apart; beyond that they are only counted
+_NEWLINE = ord("\n")
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _PID = re.compile(rb"pid=(\d+)")
 _OWN_PID = re.compile(rb"(?:\s+[a-z_]+=\S+)*?\s+pid=(\d+)")
@@ -293,20 +294,21 @@ class _Reader:
     def _markers(self, begin: int, end: int) -> None:
         """Count the markers of a part of the buffer; its first and last line may be cut."""
         buffer = self._buffer
-        at = buffer.find(MARKER, begin, end)
+        at = buffer.rfind(MARKER, begin, end)
         if at < 0:
             return
-        first = buffer.rfind(b"\n", begin, at) + 1
-        last = buffer.rfind(b"\n", at, end)
-        if last < 0 or (begin and not first):  # alone on a line that is cut
-            stop = buffer.find(b"\n", at, end)
-            self._sweep(buffer, at, end if stop < 0 else stop)
-            if stop >= 0:
-                self._markers(stop, end)
+        first = buffer.find(b"\n", begin, end) + 1 if begin else 0
+        last = buffer.rfind(b"\n", begin, end) + 1
+        if last <= first:
+            self._sweep(buffer, begin, end)
             return
-        for line, times in _marked(bytes(memoryview(buffer)[first:last])).items():
+        if begin:
+            self._sweep(buffer, begin, first)
+        if at >= last:
+            self._sweep(buffer, last, end)
+            at = buffer.rfind(MARKER, first, last)
+        for line, times in _marked(buffer, at, first, last).items():
             self._sweep(line, 0, len(line), times)
-        self._sweep(buffer, last, end)
 
     def _sweep(self, data: bytes | bytearray, begin: int, end: int, times: int = 1) -> None:
         at = data.find(MARKER, begin, end)
@@ -352,23 +354,64 @@ class _Reader:
         return self.result.markers.setdefault(marker, Count())
 
 
-def _marked(chunk: bytes) -> dict[bytes, int]:
-    """Return the distinct lines with a marker, and how often each occurs.
+def _marked(data: bytearray, at: int, first: int, stop: int) -> dict[bytes, int]:
+    """Return the distinct lines with a marker, and how often each occurs; `at` is the last one.
 
-    Lines of one second and one shape are equal, so that each is read once. Where most lines have a
-    marker, counting all of them is quicker than looking for the next one.
+    Markers come in bursts, and a model repeats its layers: a block of lines that follows itself is
+    compared at the speed of memory and counted once. It goes from the end to the begin: a search
+    backwards skips what cannot match, at three times the speed of one forwards.
     """
     found: dict[bytes, int] = {}
-    at = chunk.find(MARKER)
-    while at >= 0:
-        stop = chunk.find(b"\n", at)
-        stop = len(chunk) if stop < 0 else stop
-        line = chunk[chunk.rfind(b"\n", 0, at) + 1 : stop]
-        found[line] = found.get(line, 0) + 1
-        if len(found) + found[line] == _MANY and stop < _MANY * _DENSE:
-            return {k: n for k, n in Counter(chunk.split(b"\n")).items() if MARKER in k}
-        at = chunk.find(MARKER, stop)
+    stretch = _REACH
+    while at >= first:
+        begin, end = data.rfind(b"\n", first, at) + 1 or first, data.find(b"\n", at, stop) + 1
+        at = data.rfind(MARKER, first, begin)
+        if at < begin - _NEAR:
+            line = bytes(data[begin:end])
+            found[line] = found.get(line, 0) + 1
+            stretch = _REACH
+            continue
+        begin, block, times = _block(data, first, begin, end)
+        if times > 1:
+            stretch = _REACH
+        else:  # nothing repeats here: count lines, the more of them the longer that is so
+            begin = data.rfind(b"\n", first, max(first, end - stretch)) + 1 or first
+            block, stretch = bytes(data[begin:end]), min(2 * stretch, _CHUNK)
+        for line, count in Counter(block.split(b"\n")).items():
+            if MARKER in line:
+                found[line] = found.get(line, 0) + count * times
+        at = data.rfind(MARKER, first, begin)
     return found
+
+
+def _block(data: bytearray, first: int, begin: int, end: int) -> tuple[int, bytes, int]:
+    """Return the block that ends with a line: where its first copy begins, and how many follow."""
+    line = bytes(data[begin:end])
+    again = data.rfind(line, max(first, begin - _REACH), begin)
+    if again < 0:
+        return begin, line, 1
+    block = bytes(data[again + len(line) : end])
+    times = _repeats(data, block, first, end - len(block))
+    begin = end - len(block) * times
+    if times > 1 and begin > first and data[begin - 1] != _NEWLINE:  # the rest of a longer line
+        return begin + len(block), block, times - 1
+    return begin, block, times
+
+
+def _repeats(data: bytearray, block: bytes, first: int, stop: int) -> int:
+    """Return how many copies of a block follow each other, with the last that begins at `stop`."""
+    times, step = 1, 1
+    while data.endswith(block, first, stop):
+        stop -= len(block)
+        times += step
+        block, step = block + block, step * 2
+    while step > 1:
+        step //= 2
+        block = block[: len(block) // 2]
+        if data.endswith(block, first, stop):
+            stop -= len(block)
+            times += step
+    return times
 
 
 def _writer(data: bytes | bytearray, at: int) -> int:

@@ -258,6 +258,35 @@ def test_where_chunks_end_changes_nothing(
         assert count.window == sum(i >= edge for i in at)
 
 
+BARE = "DCU_KERNEL_DIAG selected=True shape=(4096, 5120) dtype=torch.bfloat16\n"
+# The second ends as the first does, and is another process's: a block must not begin inside it.
+BURST = (BARE, "(EngineCore pid=9) " + BARE, line("(1, 8)", 7), line("(2, 8)", 7), "noise\n")
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.integers(1, 40)),
+        max_size=8,
+    ),
+    st.sampled_from([0, 7_000, 300_000]),
+)
+def test_bursts_that_repeat_are_counted_as_line_by_line(
+    tmp_path_factory: pytest.TempPathFactory, bursts: list[tuple[list[int], int]], gap: int
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "serve.log"
+    lines = [BURST[index] for block, times in bursts for index in block * times]
+    written(path, READY, *lines, "x\n" * (gap // 2), *lines)
+
+    found = log.scan(str(path))
+
+    wanted: dict[tuple[int, tuple[int, ...], bool], Count] = {}
+    for pid, shape, text in zip((0, 9, 7, 7), (BIG, BIG, (1, 8), (2, 8)), BURST):
+        if text in lines:
+            wanted[pid, shape, True] = Count(after=2 * lines.count(text))
+    assert counts(found) == wanted
+
+
 @pytest.mark.parametrize("at", [0, 3, 500, 999])
 def test_a_long_log_read_by_several_processes_says_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
