@@ -76,9 +76,9 @@ class Request:
     environment); wait (seconds), operator, force_running, recompile, timeout (seconds a child),
     line (descriptor whose end aborts before the commit point), agent (sha256 of these sources),
     options (settings of single verbs), manifest (its meaning, from the bundle's inputs), base_files
-    (what the lock pins of the base's listing), listing (its text, where the target has none),
-    steps_only (somebody prints the evidence: tell nothing that it holds) and by_hand (a person
-    reads `err`: end it with a sentence).
+    (what the lock pins of the base's listing), listing (its text, where the target has none)
+    and by_hand (a person reads `err`: end it with a sentence). options.steps_only: somebody prints
+    the evidence, so `err` gets nothing that it holds.
     """
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
@@ -101,7 +101,6 @@ class Request:
         self.manifest: dict[str, Any] = dict(raw.get("manifest") or {})
         self.base_files: dict[str, Any] = dict(raw.get("base_files") or {})
         self.listing = str(raw.get("listing") or "")
-        self.steps_only = bool(raw.get("steps_only"))
 
     def _place(self, raw: Mapping[str, Any], key: str) -> str:
         return str(raw.get(key) or (getattr(self.plan, key) if self.plan else "") or "")
@@ -126,7 +125,7 @@ class Call:
 
     def tell(self, line: str) -> None:
         """Tell what the evidence holds too: not to those who print the evidence."""
-        if not self.request.steps_only:
+        if not self.request.options.get("steps_only"):
             self.say(line)
 
     def since(self) -> str:
@@ -226,7 +225,7 @@ def run(raw: Mapping[str, Any], blobs: Blobs, out: IO[str], err: IO[str]) -> int
         evidence = call.evidence if call else _blank_raw(raw)
         evidence["error"] = error.to_json()
         evidence["outcome"] = _OUTCOMES.get(code, "failed")
-        if not raw.get("steps_only"):
+        if not (raw.get("options") or {}).get("steps_only"):
             _tell(err, str(error))
     else:
         evidence = call.evidence
@@ -391,7 +390,7 @@ usage: python3 BUNDLE check|deploy|verify|restore|facts|status|files [options]
   --steps-only       say on stderr only what the evidence does not hold
   --help             this text
 """
-_FLAGS = {"--force-running", "--recompile", "--steps-only"}
+_FLAGS = {"--force-running", "--recompile"}
 _HELP = {"-h", "--help"}
 _TEXTS = {"--root", "--site", "--python", "--env-script", "--launch-dir", "--operator"}
 _PLACES = _TEXTS - {"--operator"}
@@ -461,7 +460,7 @@ def _document(bundle: ZipBlobs, name: str) -> dict[str, Any]:
 def _parse(argv: list[str]) -> dict[str, Any]:
     if argv[0] not in [verb.value for verb in Verb]:
         raise ValueError(f"unknown verb {argv[0]!r}")
-    request: dict[str, Any] = {"verb": argv[0], "steps_only": False}
+    request: dict[str, Any] = {"verb": argv[0]}
     options: dict[str, Any] = {}
     rest = argv[1:]
     while rest:
@@ -470,7 +469,7 @@ def _parse(argv: list[str]) -> dict[str, Any]:
         if flag in _FLAGS and not equals:
             request[key] = True
             continue
-        if flag in ("--full", "--kill", "--all") and not equals:
+        if flag in ("--full", "--kill", "--all", "--steps-only") and not equals:
             options[key] = True
             continue
         if flag not in {*_TEXTS, *_NUMBERS, *_OPTIONS, "--options", "--replace-drift"}:
@@ -486,7 +485,7 @@ def _parse(argv: list[str]) -> dict[str, Any]:
             _set_option(options, flag, value)
         else:
             request[key] = _seconds(flag, value) if flag in _NUMBERS else value
-    return {**request, "by_hand": not request["steps_only"], "options": options}
+    return {**request, "by_hand": not options.get("steps_only"), "options": options}
 
 
 def _seconds(flag: str, value: str) -> float:

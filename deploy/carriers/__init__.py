@@ -31,6 +31,11 @@ class Request:
     recompile: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def steps_only(self) -> Request:
+        """The same, from one who prints the evidence: the agent tells its steps and no more."""
+        # As an option: the older agent of a locked bundle ignores what it does not know.
+        return replace(self, options={**self.options, "steps_only": True})
+
     def to_json(self) -> dict[str, Any]:
         """The request as the agent's transport-independent entry takes it."""
         return {**asdict(self), "verb": self.verb.value, "options": dict(self.options)}

@@ -112,7 +112,7 @@ class ImageTarget:
 def _call(bundle: Bundle, request: Request) -> tuple[tuple[str, ...], Iterator[bytes]]:
     python = request.python or bundle.plan.python
     size = bundle.path.stat().st_size
-    asked = (*request.to_argv(), "--steps-only", "--root", "/")
+    asked = (*request.steps_only().to_argv(), "--root", "/")
     return (python, "-I", "-S", "-c", _LOADER, str(size), _READY, *asked), _pieces(bundle)
 
 

@@ -70,8 +70,8 @@ class Local:
 
         What the evidence holds is for the report to say: else a terminal shows it twice.
         """
-        argv = [sys.executable, "-I", "-S", str(bundle.path), *request.to_argv()]
-        argv += ["--steps-only", "--root", str(self.root)]
+        argv = [sys.executable, "-I", "-S", str(bundle.path), *request.steps_only().to_argv()]
+        argv += ["--root", str(self.root)]
         agent = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         try:
             out, _ = agent.communicate()

@@ -281,6 +281,13 @@ def test_who_prints_the_evidence_is_told_the_steps_only(target: Target) -> None:
     assert by_hand.evidence["files"] == verified.evidence["files"]
 
 
+def test_an_option_of_a_later_carrier_is_no_error(target: Target) -> None:
+    """A locked bundle stays what it is while the checkout beside it moves on."""
+    done = target.run(target.usual(), "status", "--options", '{"of-a-later-day": true}')
+
+    assert (done.code, done.evidence["outcome"]) == (0, "answered")
+
+
 def test_bytecode_that_is_not_written_is_no_line_of_every_call(target: Target) -> None:
     bundle = target.usual()
     target.run(bundle, "deploy")
