@@ -22,7 +22,7 @@ def _details(evidence: Mapping[str, Any]) -> Iterator[str]:
     elif evidence["verb"] == Verb.CHECK.value:
         yield from (f"{len(paths)} to {act}" for act, paths in sorted(changes.items()))
     elif evidence["verb"] == Verb.RESTORE.value and changes:
-        yield _files(len({path for paths in changes.values() for path in paths}))
+        yield _files(sum(len(changes.get(act, ())) for act in ("drop", "give back")))
     elif evidence["verb"] == Verb.STATUS.value:
         yield f"met: {evidence['met']}"
 
