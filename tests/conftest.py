@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -36,6 +37,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A run in the background (nohup, `... &` in a script) ignores these, and so would the children
+    # that tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for name in [name for name in os.environ if _STRAY.fullmatch(name)]:
         del os.environ[name]
 
