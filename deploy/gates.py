@@ -37,6 +37,12 @@ NAMES = {
     7: "result comparable",
 }
 
+# Why nobody looked further, where a service was judged.
+_UNTIL = {
+    6: "no prompt was sent to be proven (`inv serve.prove`)",
+    7: "nothing was measured (`inv bench.counted`)",
+}
+
 # What stays open even when every gate that was reached has passed.
 NOT_PROVEN = (
     "that a kernel is numerically right (run the accuracy suite)",
@@ -202,6 +208,25 @@ def in_order(found: Sequence[Gate], waived: Mapping[int, str], until: str) -> tu
             stopped = f"gate {number} failed"
         gates.append(gate)
     return tuple(gates)
+
+
+def continued(rows: Sequence[Mapping[str, Any]], later: Sequence[Gate]) -> tuple[Gate, ...]:
+    """Return the gates of a verify, as JSON, with those that its service was judged by later."""
+    known = [of_json(row) for row in rows]
+    judged = [gate for gate in known if gate.verdict in (Verdict.PASSED, Verdict.FAILED)]
+    waived = {gate.number: gate.reason for gate in known if gate.verdict is Verdict.NOT_APPLICABLE}
+    have = {gate.number for gate in (*judged, *later)} | waived.keys()
+    first = min(NAMES.keys() - have, default=0)
+    said = {gate.number: gate.reason for gate in known}
+    return in_order([*judged, *later], waived, _UNTIL.get(first) or said.get(first, ""))
+
+
+def of_json(row: Mapping[str, Any]) -> Gate:
+    """Return the gate that `Gate.to_json` wrote."""
+    return Gate(
+        number=int(row["gate"]), verdict=Verdict(row["verdict"]), reason=str(row["reason"]),
+        proofs=tuple(row["proofs"]), faults=tuple(row["faults"]),
+    )  # fmt: skip
 
 
 def _missing_answers(plan: Plan, evidence: Evidence) -> list[str]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deploy import measuring, page, report, submission
+from deploy import gates, measuring, page, report, serving, submission
 from deploy.errors import BadValues
 from deploy.layout import HERE, Layout
 from deploy.lock import read_lock
@@ -96,7 +96,7 @@ def _identities(manifest: Manifest, layout: Layout) -> dict[str, str]:
 
 
 def _evidence(manifest: Manifest, to: str, layout: Layout) -> dict[str, Any] | None:
-    """What the last verify of a target left; of the only one there is, when none is named."""
+    """What the last verify of a target left, and its service since; without `to` the newest."""
     out = layout.out_of(manifest.name)
     found = sorted(out.glob("evidence*.json"), key=lambda path: path.stat().st_mtime_ns)
     for path in reversed(found):
@@ -107,6 +107,9 @@ def _evidence(manifest: Manifest, to: str, layout: Layout) -> dict[str, Any] | N
                 f"cannot read {path}", why=str(err), fix="verify again, which writes it anew"
             ) from err
         if isinstance(raw, dict) and to in ("", raw.get("target")):
+            later = serving.kept(path, raw)
+            if later:
+                raw["gates"] = [g.to_json() for g in gates.continued(raw.get("gates") or (), later)]
             return raw
     if to:
         raise BadValues(

@@ -7,16 +7,18 @@ and what its evidence proves.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from deploy import flow, gates, scripts, submission
+from deploy import flow, gates, report, scripts, submission
 from deploy.agent.launch import Launch
 from deploy.agent.words import Verb
 from deploy.bundle import Bundle
 from deploy.carriers import Request
 from deploy.errors import BadValues
-from deploy.gates import Visit
+from deploy.gates import Gate, Visit
 from deploy.layout import HERE, Layout
 from deploy.manifest import Manifest, Variable
 from deploy.service import markers
@@ -24,6 +26,7 @@ from deploy.service.chunks import Chunk, chunks, settings
 from deploy.submission import Submission
 
 _DIAG = "VLLM_DCU_KERNEL_DIAG"
+_SCHEMA = "serve/1"
 _TWIN = "on a twin of the measured process, started from the same lock with markers on"
 
 
@@ -40,23 +43,51 @@ def ask(
     """Run one verb about the service on each target, and judge gate 5 where it runs.
 
     `off` speaks of the service with the candidate's switch turned off, `twin` of one that differs
-    from the measured one by its markers alone.
+    from the measured one by its markers alone. What was judged is kept for `inv report`.
     """
+    found, visits = _ask(name, to, verb, options, off=off, twin=twin, layout=layout)
+    if found is not None:
+        for visit in visits:
+            _keep(found, visit, _kind(off=off, twin=twin))
+    return visits
+
+
+def _ask(
+    name: str,
+    to: str,
+    verb: Verb,
+    options: Mapping[str, Any],
+    *,
+    off: bool,
+    twin: bool,
+    layout: Layout,
+) -> tuple[Submission | None, list[Visit]]:
+    """Run one verb on each target; return of what it spoke too, None where there was no target."""
+    of: list[Submission] = []
 
     def request(found: Submission, made: Bundle) -> Request:
+        of.append(found)
         carried = _carried(_variant(found.manifest, off=off, twin=twin), made, verb)
         return Request(verb=verb, operator=flow.operator(), options={**carried, **options})
 
-    return [_judged(visit) for visit in flow.run(name, to, request, layout)]
+    visits = [_judged(visit) for visit in flow.run(name, to, request, layout)]
+    return (of[0] if of else None), visits
 
 
 def prove(
-    name: str, to: str, *, prompt: int, off: bool = False, salt: int = 0, layout: Layout = HERE
+    name: str,
+    to: str,
+    *,
+    prompt: int,
+    off: bool = False,
+    twin: bool = False,
+    salt: int = 0,
+    layout: Layout = HERE,
 ) -> list[Visit]:
     """Send one prompt of so many tokens to each target; judge gate 6 by the markers it left.
 
     Raises:
-        BadValues: the manifest does not say which markers are wanted.
+        BadValues: the manifest does not say which markers are wanted, or has no such variant.
     """
     manifest = submission.load(name, layout)
     if manifest.dispatch is None or manifest.launch is None:
@@ -65,10 +96,41 @@ def prove(
             why="its manifest has no `dispatch:` or no `launch:`",
             fix=f"say in manifests/{manifest.name}.yaml which markers must appear",
         )
+    if manifest.dispatch.diag == "twin" and not twin:
+        raise BadValues(
+            f"{manifest.name} is proven on a twin",
+            why="its dispatch.diag is `twin`: the measured process prints no markers",
+            fix="stop it, then `inv serve.start --twin` and `inv serve.prove --twin`",
+        )
     wanted = needed(manifest, prompt)
     send = {"tokens": prompt, "salt": salt}
-    visits = ask(name, to, Verb.MARKERS, {"send": send}, off=off, layout=layout)
-    return [_dispatched(visit, manifest, wanted, off=off) for visit in visits]
+    found, asked = _ask(name, to, Verb.MARKERS, {"send": send}, off=off, twin=twin, layout=layout)
+    visits = [_dispatched(visit, manifest, wanted, off=off) for visit in asked]
+    if found is not None:
+        for visit in visits:
+            _keep(found, visit, _kind(off=off, twin=twin))
+    return visits
+
+
+def kept(path: Path, evidence: Mapping[str, Any]) -> list[Gate]:
+    """Return gates 5 and 6 as they were last judged of what a verify's evidence speaks of.
+
+    `path` is the evidence's. Gate 6 is the twin's where a twin was proven; what was seen with the
+    candidate switched off, or on another plan or target, is none of them.
+
+    Raises:
+        BadValues: what was kept cannot be read.
+    """
+    beside = _beside(path)
+    if not beside.exists():
+        return []
+    told = _read(beside)
+    if (told["plan"], told["target"]) != (evidence.get("plan"), evidence.get("target")):
+        return []
+    rows = {**told["kinds"].get("measured", {}).get("gates", {})}
+    twin = told["kinds"].get("twin", {}).get("gates", {})
+    rows.update({"6": twin["6"]} if "6" in twin else {})
+    return [gates.of_json(row) for _, row in sorted(rows.items())]
 
 
 def needed(manifest: Manifest, prompt: int) -> tuple[markers.Wanted, ...]:
@@ -142,6 +204,50 @@ def _judged(visit: Visit) -> Visit:
     if not seen or "faults" not in seen or not seen.get("server"):
         return visit
     return dataclasses.replace(visit, gates=(*visit.gates, gates.process_clean(seen)))
+
+
+def _kind(*, off: bool, twin: bool) -> str:
+    """Name which of the services of one lock is spoken of."""
+    return "-".join([*(["twin"] if twin else []), *(["off"] if off else [])]) or "measured"
+
+
+def _keep(found: Submission, visit: Visit, kind: str) -> None:
+    """Write the gates of a visit beside the evidence of its target; those of another run go."""
+    raw = visit.evidence.raw if visit.evidence is not None else {}
+    run = (raw.get("service") or raw.get("markers") or {}).get("run")
+    judged = {str(gate.number): gate.to_json() for gate in visit.gates if gate.number in (5, 6)}
+    if not judged or not run:
+        return
+    path = _beside(flow.evidence_path(found, visit.target))
+    whole = {"schema": _SCHEMA, "target": visit.target, "plan": raw["plan"], "kinds": {}}
+    if path.exists() and (old := _read(path))["plan"] == raw["plan"]:
+        whole["kinds"] = old["kinds"]
+    same = {key: run[key] for key in ("pid", "start_ticks", "boot_id")}
+    before = whole["kinds"].get(kind, {})
+    earlier = before["gates"] if before.get("run") == same else {}
+    whole["kinds"][kind] = {"run": same, "gates": {**earlier, **judged}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(report.as_json(whole) + "\n", encoding="utf-8")
+    new.replace(path)
+
+
+def _beside(evidence: Path) -> Path:
+    """``serve.json`` for ``evidence.json``, ``serve-TARGET.json`` for ``evidence-TARGET.json``."""
+    return evidence.with_name("serve" + evidence.name.removeprefix("evidence"))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+        if raw["schema"] == _SCHEMA and raw.keys() >= {"target", "plan", "kinds"}:
+            return dict(raw)
+        why = f"its schema is {raw['schema']}, not {_SCHEMA}"
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        why = str(err) or type(err).__name__
+    raise BadValues(
+        f"cannot read {path}", why=why, fix="remove it; `inv serve.status` writes it anew"
+    )
 
 
 def _dispatched(

@@ -77,16 +77,18 @@ def status(
         "prompt": "tokens of the prompt that is sent",
         "salt": "another number, another prompt: no cached prefix fits",
         "off": "demand that nothing is selected, as the switch is off",
+        "twin": _TWIN,
     },
 )
 def prove(
     _: Context, name: str = "", to: str = "", prompt: int = 12000, salt: int = 0,
-    off: bool = False, json: bool = False,
+    off: bool = False, twin: bool = False, json: bool = False,
 ) -> int:  # fmt: skip
     """Send one prompt and judge gate 6 by the markers it left in the log."""
     from deploy import serving
 
-    return _show(serving.prove(name, to, prompt=prompt, off=off, salt=salt), json=json)
+    visits = serving.prove(name, to, prompt=prompt, off=off, twin=twin, salt=salt)
+    return _show(visits, json=json)
 
 
 def _ask(
