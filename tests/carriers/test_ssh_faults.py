@@ -179,7 +179,7 @@ def test_a_dead_network_is_noticed_and_nothing_hangs(remote: Remote, word: str) 
             remote.deploy(bundle)
         took = time.monotonic() - start
 
-    assert took < 20  # 5 s for each phase that can hang
+    assert took < 30  # what is promised; 5 s for each phase that can hang
     if word:
         assert "nothing moved" in caught.value.why
     await_no_agent()
