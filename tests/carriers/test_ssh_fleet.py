@@ -118,7 +118,7 @@ def test_blobs_for_many_hosts_do_not_fill_the_operators_memory(tmp_path: Path) -
     config.write_text("".join(remote.sshd.config_of(name) for name in names))
     for name in names:
         Target(tmp_path / name).make(BASE_FILES)
-    script = f"""
+    script = rf"""
 import re, sys
 from pathlib import Path
 from deploy import bundle, fleet
