@@ -176,7 +176,7 @@ def deploy(
         from deploy import serving
 
         # One that could not be stopped still runs, so the deploy refuses there.
-        for visit in serving.ask(name, to, Verb.STOP, {}):
+        for visit in serving.ask(name, to, Verb.STOP, {}, worktree=worktree):
             say(f"{visit.target}: {visit.error.what if visit.error else 'no service runs'}")
     return _show(flow.deploy(name, to, request, if_needed=if_needed, worktree=worktree), json=json)
 

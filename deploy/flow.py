@@ -135,9 +135,14 @@ def run(
     to: str,
     request: Request | Callable[[Submission, Bundle], Request],
     layout: Layout = HERE,
+    *,
+    worktree: bool = False,
 ) -> list[Visit]:
-    """Bring the locked bundle to each target, one verb; a target that fails stops no other."""
-    found, made = bundle(name, layout)
+    """Bring the locked bundle to each target, one verb; a target that fails stops no other.
+
+    `worktree` brings that of the files as they lie in the work tree, as `deploy` does.
+    """
+    found, made = _chosen_bundle(name, layout, worktree=worktree)
     asked = request(found, made) if callable(request) else request
     return _each(found, made, _targets(found, to), [asked])
 
@@ -156,11 +161,7 @@ def deploy(
     `if_needed` verifies first and leaves a target alone that is as planned. `worktree` deploys the
     files as they lie in the work tree, past the lock: the edit loop.
     """
-    if worktree:
-        found = plan(name, layout, worktree=True)
-        made = _pack(found)
-    else:
-        found, made = bundle(name, layout)
+    found, made = _chosen_bundle(name, layout, worktree=worktree)
     requests = [request, _as_verify(request)]
     return _each(found, made, _targets(found, to), requests, if_needed=if_needed)
 
@@ -337,6 +338,13 @@ def _pack(found: Submission) -> Bundle:
     )
     bundles.drop_older(found.layout.out, made)
     return made
+
+
+def _chosen_bundle(name: str, layout: Layout, *, worktree: bool) -> tuple[Submission, Bundle]:
+    if not worktree:
+        return bundle(name, layout)
+    found = plan(name, layout, worktree=True)
+    return found, _pack(found)
 
 
 def _locked_bundle(found: Submission, pinned: Lock) -> Bundle:

@@ -38,14 +38,17 @@ def ask(
     *,
     off: bool = False,
     twin: bool = False,
+    worktree: bool = False,
     layout: Layout = HERE,
 ) -> list[Visit]:
     """Run one verb about the service on each target, and judge gate 5 where it runs.
 
     `off` speaks of the service with the candidate's switch turned off, `twin` of one that differs
-    from the measured one by its markers alone. What was judged is kept for `inv report`.
+    from the measured one by its markers alone. `worktree` goes past the lock, for the edit loop.
+    What was judged is kept for `inv report`.
     """
-    found, visits = _ask(name, to, verb, options, off=off, twin=twin, layout=layout)
+    variant = {"off": off, "twin": twin, "worktree": worktree}
+    found, visits = _ask(name, to, verb, options, **variant, layout=layout)
     if found is not None:
         for visit in visits:
             _keep(found, visit, _kind(off=off, twin=twin))
@@ -61,6 +64,7 @@ def _ask(
     off: bool,
     twin: bool,
     layout: Layout,
+    worktree: bool = False,
 ) -> tuple[Submission | None, list[Visit]]:
     """Run one verb on each target; return of what it spoke too, None where there was no target."""
     of: list[Submission] = []
@@ -70,7 +74,8 @@ def _ask(
         carried = _carried(_variant(found.manifest, off=off, twin=twin), made, verb)
         return Request(verb=verb, operator=flow.operator(), options={**carried, **options})
 
-    visits = [_judged(visit) for visit in flow.run(name, to, request, layout)]
+    asked = flow.run(name, to, request, layout, worktree=worktree)
+    visits = [_judged(visit) for visit in asked]
     return (of[0] if of else None), visits
 
 
