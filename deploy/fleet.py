@@ -100,8 +100,9 @@ class _Pool(Generic[T, R]):
         row.began, row.step = time.monotonic(), "connecting"
 
         def tell(line: str) -> None:
-            row.step = line
-            self._board.say(row)
+            if index not in self._results:  # else its deadline has passed, and so may the board
+                row.step = line
+                self._board.say(row)
 
         self._end(index, _done(self._work, self._targets[index], tell))
 
@@ -111,8 +112,9 @@ class _Pool(Generic[T, R]):
         row = self._rows[index]
         row.took = time.monotonic() - (row.began or time.monotonic())
         row.step = result.what if isinstance(result, BundleError) else self._outcome(result)
-        self._results[index] = result
+        # Said first: with the last result there, the caller goes on, and may close the stream.
         self._board.say(row)
+        self._results[index] = result
         self._ended.put(index)
 
     def _expire(self, deadline: float) -> None:
