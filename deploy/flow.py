@@ -275,7 +275,7 @@ def rederive(
     links = compare(_source_links(found, pinned))
     made = _pack(found)
     say(f"{found.name}: packed {made.path.name}")
-    return found, made, pinned, links + compare(_bundle_links(found, made, pinned))
+    return found, made, pinned, links + compare(_bundle_links(made, pinned))
 
 
 def kernel_links(found: Submission) -> list[dict[str, str]]:
@@ -361,7 +361,7 @@ def _locked_bundle(found: Submission, pinned: Lock) -> Bundle:
         return bundles.read(path)
     made = _pack(found)
     try:
-        compare(_bundle_links(found, made, pinned))
+        compare(_bundle_links(made, pinned))
     except Differs as err:
         raise StaleLock(err.what, why=err.why, fix=err.fix) from err
     return made
@@ -395,8 +395,7 @@ def _shown(value: Any) -> str:
     return "" if value is None else canonical(value).decode()
 
 
-def _bundle_links(found: Submission, made: Bundle, pinned: Lock) -> list[tuple[str, str, str]]:
-    del found
+def _bundle_links(made: Bundle, pinned: Lock) -> list[tuple[str, str, str]]:
     return [
         # Before the bundle, since a changed agent is the first suspect when only its bytes differ.
         ("agent", str(pinned.expect.get("agent", "")), made.agent),

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.agent.audit import lines as audit_lines
 from deploy.agent.imports import worth_telling
-from deploy.agent.plan import Plan, State
+from deploy.agent.plan import Plan
 from deploy.agent.words import Verb, printable
 from deploy.evidence import Evidence
 from deploy.gates import NOT_PROVEN, Gate, Verdict, Visit
-from deploy.values import Blob, Change, Delta, PathClass
+from deploy.values import Blob, Change, Delta
 
 if TYPE_CHECKING:
     from deploy.bundle import Bundle
@@ -127,17 +127,6 @@ def _link_row(link: Mapping[str, str]) -> tuple[str, str, str, str]:
         return link["link"], "same", link["found"], ""
     note = f" ({link['note']})" if link.get("note") else ""
     return link["link"], "DIFFERS", link["found"], f"locked: {link['locked']}{note}"
-
-
-def state_text(state: State) -> str:
-    """One state in a few words, for messages."""
-    if state.type == "file":
-        return f"file {state.mode} {state.sha256[:12]}"
-    return f"link to {state.link}" if state.type == "link" else "absent"
-
-
-def overlay_count(delta: Delta) -> int:
-    return len(delta.of(PathClass.OVERLAY))
 
 
 def lock_text(lock: Lock, changed: bool) -> str:
