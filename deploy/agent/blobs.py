@@ -63,31 +63,6 @@ class MemoryBlobs:
         return (data[i : i + CHUNK] for i in range(0, len(data), CHUNK))
 
 
-class FolderBlobs:
-    """One file a content, named by its sha256."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def has(self, sha256: str) -> bool:
-        return os.path.isfile(os.path.join(self._folder, sha256))
-
-    def prepare(self, wanted: Sequence[str]) -> None:
-        """All of it is at hand."""
-
-    def fetch(self, tree: TreeReader, plan: Plan, begin: Begin) -> None:
-        """All of it is at hand."""
-
-    def chunks(self, sha256: str) -> Iterator[bytes]:
-        try:
-            file = open(os.path.join(self._folder, sha256), "rb")  # noqa: SIM115
-        except FileNotFoundError as err:
-            raise KeyError(sha256) from err
-        with file:
-            while chunk := file.read(CHUNK):
-                yield chunk
-
-
 class ZipBlobs:
     """A bundle, read where it lies. Its entries are stored, so each is one range of the file.
 

@@ -13,7 +13,6 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .receipt import HOME, JOURNAL, KEPT, RECEIPT, read_receipt
@@ -353,11 +352,3 @@ def temp_name(path: str, serial: int, number: int) -> str:
 
 def kept_name(serial: int, number: int) -> str:
     return f"{serial}-{number}"
-
-
-def steps_of(pairs: Iterable[tuple[str, str, str]], serial: int) -> Sequence[Step]:
-    """Return the steps for (kind, path, kept twin or ""), each with its own temporary name."""
-    return tuple(
-        Step(kind, path, temp_name(path, serial, i), was)
-        for i, (kind, path, was) in enumerate(pairs)
-    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
@@ -238,13 +237,6 @@ def _start(python: str, jobs: Sequence[tuple[str, str, bytes, bytes]]) -> Child:
             why=f"{printable(python)}: {err.strerror}",
             fix="set base.python in the manifest (or --python) to the service's interpreter",
         ) from err
-
-
-def header_source_hash(pyc: bytes) -> bytes:
-    """Return the source hash in a checked-hash pyc, or nothing for every other kind."""
-    if len(pyc) < 16 or struct.unpack("<I", pyc[4:8])[0] != CHECKED:
-        return b""
-    return pyc[8:16]
 
 
 def refuse_errors(failed: Sequence[tuple[str, str]]) -> None:
