@@ -85,7 +85,7 @@ def start(top: str, kind: str, asked: Mapping[str, Any], work: Callable[[Job], N
     """
     lock = _locked(top)
     try:
-        stamp = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+        stamp = _new_stamp(os.path.join(top, FOLDER, kind))
         folder = os.path.join(top, FOLDER, kind, stamp)
         os.makedirs(folder, exist_ok=False)
         job = Job(folder, {"schema": SCHEMA, "kind": kind, "stamp": stamp, "asked": dict(asked),
@@ -112,7 +112,7 @@ def find(top: str, kind: str, stamp: str = "") -> Job:
         raise NoJob(f"{printable(stamp)} is no stamp of a run", why="a stamp is as the start"
                     " printed it", fix="leave it out for the newest")  # fmt: skip
     above = os.path.join(top, FOLDER, kind)
-    stamps = [stamp] if stamp else sorted(_stamps(above))
+    stamps = [stamp] if stamp else _stamps(above)
     try:
         if not stamps:
             raise FileNotFoundError("none was made")
@@ -170,11 +170,22 @@ def record_of(job: Job) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def _new_stamp(folder: str) -> str:
+    """The time, and a number greater than any before: clocks jump, and two runs fit in a second."""
+    number = 1 + max((_number(stamp) for stamp in _stamps(folder)), default=0)
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{number}"
+
+
 def _stamps(folder: str) -> list[str]:
+    """The runs of one kind, the newest last."""
     try:
-        return [name for name in os.listdir(folder) if _STAMP.fullmatch(name)]
+        return sorted((n for n in os.listdir(folder) if _STAMP.fullmatch(n)), key=_number)
     except OSError:
         return []
+
+
+def _number(stamp: str) -> int:
+    return int(stamp.rpartition("-")[2])
 
 
 def _locked(top: str) -> int:
