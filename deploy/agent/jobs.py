@@ -254,12 +254,26 @@ def _waited(fd: int) -> bool:
 
 def _become(job: Job, work: Callable[[Job], None], started: int, lock: int) -> None:
     """Be the worker: no stream and no descriptor of the caller's; never return."""
-    code = 1
     try:
         for name in ("SIGHUP", "SIGINT", "SIGQUIT"):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
         signal.signal(signal.SIGTERM, _ended)
         _let_go(job.log, keep=(started, lock))
+        end, said = _worked(job, work, started)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for line in said.splitlines():
+            job.say(line)
+        # Before it is told: whoever reads how it ended may start the next at once.
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        job.write(**end, ended=time.time())
+    finally:
+        os._exit(0)
+
+
+def _worked(job: Job, work: Callable[[Job], None], started: int) -> tuple[dict[str, Any], str]:
+    """Do the work; return what to write of its end, and what to say."""
+    end: dict[str, Any]
+    try:
         job.write(
             state="running",
             pid=os.getpid(),
@@ -270,26 +284,17 @@ def _become(job: Job, work: Callable[[Job], None], started: int, lock: int) -> N
         os.write(started, b"1")
         os.close(started)
         work(job)
-        job.say("done")
-        job.write(state="done", step="", ended=time.time())
-        code = 0
+        end, said = {"state": "done", "step": ""}, "done"
     except BundleError as error:
-        _failed(job, "failed", error.to_json(), str(error))
+        end, said = {"state": "failed", "error": error.to_json()}, str(error)
     except SystemExit:
         asked = Refused("the run was ended", why="somebody asked for it", fix="start it again")
-        _failed(job, "stopped", asked.to_json(), asked.what)
+        end, said = {"state": "stopped", "error": asked.to_json()}, asked.what
     except BaseException as err:  # noqa: BLE001 - nobody is there to see a traceback
         why = {"what": "the run broke off", "why": f"{type(err).__name__}: {err}",
                "fix": "read job.log", "exit": int(Exit.BUG)}  # fmt: skip
-        _failed(job, "failed", why, traceback.format_exc())
-    finally:
-        os._exit(code)
-
-
-def _failed(job: Job, state: str, error: Mapping[str, Any], text: str) -> None:
-    for line in text.splitlines():
-        job.say(line)
-    job.write(state=state, error=dict(error), ended=time.time())
+        end, said = {"state": "failed", "error": why}, traceback.format_exc()
+    return end, said
 
 
 def _ended(*_: object) -> None:

@@ -224,7 +224,8 @@ class Service:
 
     def processes(self) -> dict[str, int]:
         """The pids, as the target has them, of what runs of the server."""
-        rows = (line.split(None, 1) for line in self.among("ps", "-ww", "-eo", "pid=,args=").splitlines())
+        listed = self.among("ps", "-ww", "-eo", "pid=,args=")  # -ww: whatever COLUMNS says
+        rows = (line.split(None, 1) for line in listed.splitlines())
         kinds = {"engine": "VLLM::EngineCore", "server": str(STANDIN)}
         found = [(pid, args) for pid, args in rows]
         return {k: int(pid) for k, word in kinds.items() for pid, args in found if word in args}
