@@ -15,6 +15,10 @@ if sys.version_info < (3, 10):
     )
     sys.exit(3)
 
-from agent.main import main  # type: ignore[import-not-found,unused-ignore]
+from agent.sources import Sources  # type: ignore[import-not-found,unused-ignore]
+
+sys.meta_path.insert(0, Sources(__loader__))  # type: ignore[name-defined]
+
+from agent.main import main  # type: ignore[import-not-found,unused-ignore] # noqa: E402
 
 sys.exit(main())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import json
 import os
 import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -208,3 +210,46 @@ def test_older_bundles_of_the_same_name_go_and_others_stay(tmp_path: Path) -> No
 
     assert not old.exists()
     assert all(path.exists() for path in (*others, bundle.path))
+
+
+WATCHED = """
+import atexit, runpy, sys
+times = {}
+def watch(event, args):
+    if event == "compile" and args[1] and "/agent/" in str(args[1]):
+        times[args[1]] = times.get(args[1], 0) + 1
+sys.addaudithook(watch)
+atexit.register(lambda: print(times, file=sys.stderr))
+path = sys.argv.pop(1)
+sys.argv[0] = path
+runpy.run_path(path, run_name="__main__")
+"""
+
+
+def test_a_bundle_compiles_each_of_its_modules_once(tmp_path: Path) -> None:
+    bundle = made(tmp_path)
+    site = tmp_path / bundle.plan.site.lstrip("/")
+    site.mkdir(parents=True)
+    words = (str(bundle.path), "facts", "--root", str(tmp_path))
+    argv = [sys.executable, "-I", "-S", "-c", WATCHED, *words]
+
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+    times = ast.literal_eval(done.stderr.splitlines()[-1])
+    names = {os.path.basename(path): count for path, count in times.items()}
+    assert {"main.py", "tree.py", "verbs.py"} <= set(names)
+    # Python's own importer brings the two that make ours.
+    assert {name for name, count in names.items() if count > 1} <= {"__init__.py", "sources.py"}
+
+
+def test_a_module_that_a_bundle_lacks_is_named(tmp_path: Path) -> None:
+    def drop(members: dict[str, bytes]) -> None:
+        del members["agent/main.py"]
+
+    path = rewritten(made(tmp_path), drop)
+    argv = [sys.executable, "-I", "-S", str(path), "facts"]
+
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 1
+    assert "the bundle has no module agent.main" in done.stderr
