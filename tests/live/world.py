@@ -7,12 +7,16 @@ itself is unpacked from the pinned wheel into a site of the test's own, so that 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import socket
 import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deploy import flow, serving, submission, wheel
 from deploy.agent.words import Verb
@@ -40,9 +44,10 @@ def selected(op, rows):
 
 @dataclass
 class World:
-    """One site, one launch folder, one locked manifest; everything lies below `top`."""
+    """One site, one launch folder, one locked manifest; the rest lies below `top`."""
 
     top: Path
+    folder: Path
     port: int
 
     @property
@@ -56,10 +61,6 @@ class World:
     @property
     def python(self) -> Path:
         return self.top / "venv" / "bin" / "python3"
-
-    @property
-    def folder(self) -> Path:
-        return self.top / "submission"
 
     def ask(self, verb: Verb, off: bool = False, **options: object) -> Visit:
         [visit] = serving.ask(NAME, "local:/", verb, options, off=off, layout=self.layout)
@@ -84,6 +85,26 @@ class World:
         [visit] = flow.run(NAME, "local:/", Request(verb=Verb.VERIFY), self.layout)
         return visit
 
+    def inv(
+        self, *words: str, cwd: Path | None = None, env: Mapping[str, str] | None = None,
+        umask: int = -1,
+    ) -> tuple[int, dict[str, Any]]:  # fmt: skip
+        """One task as an operator types it, in a checkout of the product's own code; its JSON."""
+        for folder in ("deploy", "docker"):
+            # A copy: the product finds its checkout by where its code really is.
+            if not (self.top / folder).exists():
+                left = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(HERE.top / folder, self.top / folder, ignore=left)
+        shutil.copy(HERE.top / "tasks.py", self.top / "tasks.py")
+        invoke = (sys.executable, "-m", "invoke", "--search-root", str(self.top))
+        done = subprocess.run(
+            [*invoke, *words, "-n", NAME, "-t", "local:/", "--json"],
+            cwd=cwd or self.top, env=env, umask=umask, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        assert done.stdout.startswith("{"), done.stderr
+        return done.returncode, json.loads(done.stdout)
+
     def import_package(self) -> subprocess.CompletedProcess[str]:
         """Import vLLM as the service would, and nothing else of it."""
         return subprocess.run(
@@ -93,11 +114,11 @@ class World:
         )  # fmt: skip
 
 
-def build(top: Path) -> World:
-    """Make the world below `top`, and lock its manifest."""
+def build(top: Path, folder: Path | None = None) -> World:
+    """Make the world below `top`, and lock its manifest; `folder` is where it is launched."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        world = World(top, int(probe.getsockname()[1]))
+        world = World(top, folder or top / "submission", int(probe.getsockname()[1]))
     (top / "out").mkdir(parents=True)
     HERE.cache.mkdir(parents=True, exist_ok=True)
     (top / "out" / "cache").symlink_to(HERE.cache)
@@ -133,8 +154,10 @@ def _site(world: World) -> None:
     shared = SERVER / "venv" / "lib" / "python3.11" / "site-packages"
     (world.site / "zz_shared.pth").write_text(f"{shared}\n")
     program = world.top / "venv" / "bin" / "vllm"
+    # As pip writes it where the interpreter's path holds a blank, which a kernel splits at.
     program.write_text(
-        f"#!{world.python}\nimport sys\nfrom vllm.entrypoints.cli.main import main\n"
+        f"#!/bin/sh\n'''exec' \"{world.python}\" \"$0\" \"$@\"\n' '''\nimport sys\n"
+        "from vllm.entrypoints.cli.main import main\n"
         "if __name__ == '__main__':\n    sys.exit(main())\n"
     )
     program.chmod(0o755)
