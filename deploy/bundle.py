@@ -103,6 +103,7 @@ def read(path: Path) -> Bundle:
                 (n.removeprefix("agent/"), archive.read(n)) for n in names if _is_agent(n)
             )
             _check_blobs(plan, archive)
+            _check_frame(path, archive)
     except DAMAGE as err:
         raise StaleLock(
             f"cannot read the bundle {path}",
@@ -193,6 +194,38 @@ def _check_members(names: list[str], archive: zipfile.ZipFile) -> None:
         known = info.filename in ("__main__.py", "plan.json", "inputs.json", LISTING)
         if not known and not info.filename.startswith(("agent/", "blobs/")):
             raise ValueError(f"{info.filename!r} does not belong into a bundle")
+
+
+def _check_frame(path: Path, archive: zipfile.ZipFile) -> None:
+    """Every byte must stand where `pack` puts it, so that it has one meaning.
+
+    zipfile, Python's importer of zips and the agent each search the directory in their own way. A
+    second end record, a zip64 one or a header that contradicts it would make what is checked here,
+    what runs and what is deployed three different things.
+    """
+    at, table = 0, b""
+    with path.open("rb") as file:
+        for found in archive.infolist():
+            info, name, size = (
+                _info(found.filename),
+                found.filename.encode("ascii"),
+                found.file_size,
+            )
+            info.CRC, info.file_size, info.compress_size = found.CRC, size, size
+            head = info.FileHeader(zip64=False)
+            file.seek(at)
+            if found.header_offset != at or file.read(len(head)) != head:
+                raise ValueError(f"{found.filename!r} does not begin as a bundle's member does")
+            made_by = info.create_version | info.create_system << 8
+            fields = (info.extract_version, 0, 0, *struct.unpack("<2H", head[10:14]))
+            sizes = (found.CRC, size, size, len(name), 0, 0, 0, 0, info.external_attr, at)
+            table += struct.pack("<4s6H3L5H2L", b"PK\1\2", made_by, *fields, *sizes) + name
+            at += len(head) + size
+        count = len(archive.infolist())
+        end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(table), at, 0)
+        file.seek(at)
+        if file.read(len(table) + len(end) + 1) != table + end:
+            raise ValueError("its directory is not as a bundle's")
 
 
 def _check_blobs(plan: Plan, archive: zipfile.ZipFile) -> None:

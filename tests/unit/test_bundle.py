@@ -134,7 +134,7 @@ def rewritten(bundle: Bundle, change: Callable[[dict[str, bytes]], None]) -> Pat
     path = bundle.path.with_name("other.pyz")
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in members.items():
-            archive.writestr(name, text)
+            archive.writestr(bundles._info(name), text)
     return path
 
 
@@ -170,6 +170,31 @@ def test_an_altered_bundle_does_not_read(name: str, tmp_path: Path) -> None:
 
     with pytest.raises(BundleError) as caught:
         read(rewritten(bundle, CHANGES[name]))
+
+    assert caught.value.exit == 4
+
+
+# Each is a whole zip with right checksums, to which some reader of zips sees more than another.
+FRAMES: dict[str, Callable[[bytes], bytes]] = {
+    "something before it": lambda whole: b"#!/usr/bin/python3\n" + whole,
+    "something behind it": lambda whole: whole + b"\n",
+    "a comment": lambda whole: whole[:-2] + b"\2\0hi",
+    "a second end": lambda whole: whole[:-2] + b"\x16\0" + b"PK\5\6" + bytes(18),
+    "another name in front of a content": lambda w: w.replace(
+        b"agent/main.py", b"agent/mine.py", 1
+    ),
+    "a flag that some heed": lambda whole: whole[:6] + b"\0\x08" + whole[8:],
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_bundle_that_could_be_read_in_two_ways_is_read_in_none(name: str, tmp_path: Path) -> None:
+    bundle = made(tmp_path)
+    path = tmp_path / "other.pyz"
+    path.write_bytes(FRAMES[name](bundle.path.read_bytes()))
+
+    with pytest.raises(StaleLock) as caught:
+        read(path)
 
     assert caught.value.exit == 4
 
