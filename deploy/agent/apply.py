@@ -322,6 +322,14 @@ def _leave_others(draft: Draft, new: Receipt, judged: Judgement, planned: set[st
 
 def _refuse_spoilt(tree: TreeWriter, receipt: Receipt, paths: Iterable[str]) -> None:
     """Raise Refused naming every original that is lost, or is not what it was when it was kept."""
+    if below := [path for path in paths if not receipt.originals[path]["kept"]]:
+        base = printable(str(receipt.incidental.get("base") or "")) or "its base image"
+        raise Refused(
+            f"{len(below)} original(s) lie in the base image, not here",
+            why=f"an image replaced them, and keeps none: {', '.join(map(printable, below))}",
+            fix=f"start a container of {base}, or of the image of the plan that you want;"
+            " nothing was changed",
+        )
     spoilt = [path for path in paths if not _as_kept(tree, receipt.originals[path])]
     if spoilt:
         raise Refused(

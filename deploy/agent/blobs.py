@@ -70,7 +70,7 @@ class ZipBlobs:
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = path
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._entries = _directory(self._fd)
@@ -94,7 +94,7 @@ class ZipBlobs:
 
     def whole(self) -> Iterator[bytes]:
         """Yield the bundle's own bytes."""
-        with open(self._path, "rb") as file:
+        with open(self.path, "rb") as file:
             while chunk := file.read(CHUNK):
                 yield chunk
 
@@ -103,12 +103,12 @@ class ZipBlobs:
         offset, size = self._entries[name]
         head = os.pread(self._fd, 30, offset)
         if len(head) != 30 or head[:4] != _LOCAL:
-            raise _damaged(self._path, f"{printable(name)} does not start where it should")
+            raise _damaged(self.path, f"{printable(name)} does not start where it should")
         offset += 30 + sum(struct.unpack("<HH", head[26:30]))  # the name and an extra field follow
         while size:
             chunk = os.pread(self._fd, min(CHUNK, size), offset)
             if not chunk:
-                raise _damaged(self._path, f"it ends inside {printable(name)}")
+                raise _damaged(self.path, f"it ends inside {printable(name)}")
             size -= len(chunk)
             offset += len(chunk)
             yield chunk
@@ -128,8 +128,8 @@ def take(blobs: Blobs, sha256: str, sink: Callable[[bytes], object]) -> int:
     except KeyError as err:
         raise Damaged(
             "a content of the plan is not in the bundle",
-            why=f"there is no blob {sha256}",
-            fix="make the bundle again with `inv bundle`, or send it again",
+            why=f"there is no blob {sha256} (the bundle that an image holds has no big ones)",
+            fix="deploy the whole bundle that `inv bundle` makes: `inv deploy -t TARGET` brings it",
         ) from err
     if sha.hexdigest() != sha256:
         raise Damaged(

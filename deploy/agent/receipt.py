@@ -39,8 +39,8 @@ class Receipt:
 
     files:     path -> State that we put there (as JSON)
     pycs:      path -> {"sha256", "source", "module"}: bytecode that we made, and of which source
-    originals: path -> {"kept": name or "", "state": State, "stat": [mode, uid, gid]}; "" means that
-               nothing was there
+    originals: path -> {"kept": name or "", "state": State}; "" means that nothing was there, or,
+               where the state is another, that this is an image: its base has that file
     folders:   folders that we made;  removed: folder -> [mode, uid, gid] that we removed
     seal:      sha256 of all the rest: an entry that was lost would never be given back
     """

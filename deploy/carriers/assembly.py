@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from deploy.bundle import Bundle
 from deploy.carriers.engine import NAME, Ended, Engine, Progress, Store
 from deploy.errors import Differs, StaleLock, UnfitTarget
 from deploy.image import base as bases
-from deploy.image import bytecode
+from deploy.image import bytecode, record
 from deploy.image.archive import Image, Reference, archive_size, stream
 from deploy.image.base import Files, Memory, Pin, Seen, resolve
 from deploy.image.config import Added, Base, Descriptor, config_document, content_id
@@ -35,9 +35,12 @@ from deploy.image.overlay import Contents, Extra, entries
 from deploy.scripts import Rendered
 
 # A change of the encoder may change ids with every input equal; it is then the first suspect.
-ENCODER = "image/1"
+ENCODER = "image/2"
 # The bundle's name in launch.dir of an image; a name with its digest would change with every agent.
 BUNDLE = "bundle.pyz"
+# Bytes of one content that an image holds twice, as a file and in that bundle. Every source is
+# smaller; what is bigger was compiled, and is nothing that a person edits by hand.
+CARRIED_TWICE = 1 << 20
 
 _LIST_INSTALLED = (
     "import os, sys; "
@@ -73,6 +76,12 @@ class Order:
             **self.labels,
         }
         return Added(note=f"dcu-bundle {self.bundle.plan.name}", labels=labels)
+
+    @property
+    def base_name(self) -> str:
+        """The base as the manifest names it, the same on every machine."""
+        asked = (self.bundle.inputs.get("manifest") or {}).get("base") or {}
+        return str(asked.get("image") or "")
 
     def key(self, base: Base) -> str:
         """One digest over everything that the image follows from."""
@@ -136,26 +145,23 @@ class Folders:
 
 
 def handed_in(bundle: Bundle, rendered: Sequence[Rendered]) -> tuple[Extra, ...]:
-    """What lies in launch.dir of an image: the scripts, and the agent with plan and inputs.
-
-    The bundle's contents are in the image's files already, so they are not carried twice.
-    """
+    """What lies in launch.dir of an image: the scripts, and the bundle without its big contents."""
     folder = bundle.plan.launch_dir
     if not folder:
         return ()
     return (
-        Extra.held(f"{folder}/{BUNDLE}", _without_blobs(bundle)),
+        Extra.held(f"{folder}/{BUNDLE}", _light(bundle)),
         *(Extra.held(f"{folder}/{one.name}", one.data, one.mode) for one in rendered),
     )
 
 
-def _without_blobs(bundle: Bundle) -> bytes:
-    """The bundle as it is but for its contents: it can verify and start, and not deploy."""
+def _light(bundle: Bundle) -> bytes:
+    """The bundle without what would double the image: it verifies, starts and mends sources."""
     out = io.BytesIO()
-    with zipfile.ZipFile(bundle.path) as whole, zipfile.ZipFile(out, "w") as lean:
+    with zipfile.ZipFile(bundle.path) as whole, zipfile.ZipFile(out, "w") as light:
         for info in whole.infolist():
-            if not info.filename.startswith("blobs/"):
-                lean.writestr(info, whole.read(info))
+            if not info.filename.startswith("blobs/") or info.file_size <= CARRIED_TWICE:
+                light.writestr(info, whole.read(info))
     return out.getvalue()
 
 
@@ -291,11 +297,18 @@ def assembled(
         cache=None if fresh else folders.cache / "pycs",
     )
     bases.require(files, site, plan, compiler.installed(files, site))
+    record.require_pristine(files, site)
     bases.judge(files, site, plan)
     with _blobs(order.bundle) as blobs:
-        tag, pycs = compiler.compile(plan, blobs)
+        python, pycs = compiler.compile(plan, blobs)
         contents = Contents(
-            plan=plan, site=site, blobs=blobs, pycs=pycs, tag=tag, extras=order.extras
+            plan=plan,
+            site=site,
+            blobs=blobs,
+            pycs=pycs,
+            python=python,
+            said=record.said(plan, digest(order.bundle.inputs), order.base_name, order.epoch),
+            extras=order.extras,
         )
         with _layer(contents, files, order, folders.work) as layer:
             files.keep()
@@ -321,6 +334,9 @@ class _Lazy:
 
     def names(self, folder: str) -> tuple[str, ...]:
         return self._files().names(folder)
+
+    def other(self, folder: str, known: Collection[str]) -> str:
+        return self._files().other(folder, known)
 
     def _files(self) -> Files:
         if self._still is None:
@@ -362,24 +378,26 @@ class _Compiler:
 
         return files.learn(f"{site}/*.dist-info", ask) if self.python else ()
 
-    def compile(self, plan: Plan, blobs: _Openers) -> tuple[str, dict[str, bytes]]:
-        """Return the interpreter's cache tag, and the pyc of each module that the plan compiles."""
+    def compile(self, plan: Plan, blobs: _Openers) -> tuple[dict[str, str], dict[str, bytes]]:
+        """Return what the interpreter is, and the pyc of each module that the plan compiles."""
         if not self.python:
-            return "", {}
+            return {}, {}
         program = bytecode.program(self.python)
         wanted = {entry.path: entry.want.sha256 for entry in plan.files if entry.compiled}
         keys = {
             path: digest([self.image, list(program), plan.site, path, sha])
             for path, sha in wanted.items()
         }
-        tag, pycs = self._kept(keys)
+        named = digest([self.image, list(program)]) + ".json"
+        python, pycs = self._kept(named, keys)
         sources = {path: _read(blobs[wanted[path]]) for path in wanted if path not in pycs}
         if sources:
             ended = self._run(program, [bytecode.question(plan.site, sources)])
-            tag, made = bytecode.answer(tuple(sources), ended.out, ended.err)
-            self._keep(tag, {keys[path]: body for path, body in made.items()})
+            python, made = bytecode.answer(tuple(sources), ended.out, ended.err)
+            self._keep({f"{keys[path]}.pyc": body for path, body in made.items()})
+            self._keep({named: json.dumps(python).encode()})
             pycs.update(made)
-        return tag, dict(sorted(pycs.items()))
+        return python, dict(sorted(pycs.items()))
 
     def _run(self, argv: Sequence[str], stdin: Iterable[bytes]) -> Ended:
         if self.engine is None:
@@ -390,21 +408,19 @@ class _Compiler:
             )
         return self.engine.run(self.image, argv, stdin)
 
-    def _kept(self, keys: Mapping[str, str]) -> tuple[str, dict[str, bytes]]:
-        tag, found = "", {}
-        if self.cache is not None and self.cache.is_dir():
-            names = {name.partition(".")[0]: name for name in os.listdir(self.cache)}
-            for path, key in keys.items():
-                if key in names:
-                    tag = names[key].partition(".")[2].removesuffix(".pyc")
-                    found[path] = (self.cache / names[key]).read_bytes()
-        return tag, found
+    def _kept(self, named: str, keys: Mapping[str, str]) -> tuple[dict[str, str], dict[str, bytes]]:
+        """The interpreter (kept as `named`) and those pycs that were made before, or nothing."""
+        if self.cache is None or not (self.cache / named).is_file():
+            return {}, {}
+        names = set(os.listdir(self.cache))
+        there = {path: f"{key}.pyc" for path, key in keys.items() if f"{key}.pyc" in names}
+        python = json.loads((self.cache / named).read_bytes())
+        return python, {path: (self.cache / name).read_bytes() for path, name in there.items()}
 
-    def _keep(self, tag: str, bodies: Mapping[str, bytes]) -> None:
-        if self.cache is None:
-            return
-        for key, body in bodies.items():
-            _replace(self.cache / f"{key}.{tag}.pyc", body)
+    def _keep(self, files: Mapping[str, bytes]) -> None:
+        if self.cache is not None:
+            for name, data in files.items():
+                _replace(self.cache / name, data)
 
 
 def _read(opener: Callable[[], IO[bytes]]) -> bytes:

@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -344,6 +344,15 @@ class Still:
             with tarfile.open(fileobj=stream, mode="r|") as tar:
                 parts = [member.name.rstrip("/").split("/") for member in tar]
         return tuple(sorted({part[1] for part in parts if len(part) == 2}))
+
+    def other(self, folder: str, known: Collection[str]) -> str:
+        """One name in a folder that is not among `known`, or ""; reads no further than to it."""
+        with self._archive(folder) as stream:
+            if stream is None:
+                return ""
+            with tarfile.open(fileobj=stream, mode="r|") as tar:
+                parts = (member.name.rstrip("/").split("/") for member in tar)
+                return next((p[1] for p in parts if len(p) > 1 and p[1] not in known), "")
 
     @contextlib.contextmanager
     def _archive(self, path: str) -> Iterator[IO[bytes] | None]:

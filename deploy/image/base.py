@@ -53,6 +53,13 @@ class Files(Protocol):
         """The names directly in a folder, sorted; none where there is no folder."""
         ...
 
+    def other(self, folder: str, known: Collection[str]) -> str:
+        """One name directly in a folder that is not among `known`; "" where there is none.
+
+        A folder may hold gigabytes: the answer to this costs only what must be looked at.
+        """
+        ...
+
 
 class Memory:
     """Files of one image that remember, also on disk: `file` belongs to that image's id alone."""
@@ -76,6 +83,10 @@ class Memory:
             self._names[folder] = self._files.names(folder)
             self._new = True
         return self._names[folder]
+
+    def other(self, folder: str, known: Collection[str]) -> str:
+        key = f"{folder}/ beside {json.dumps(sorted(known))}"
+        return self.learn(key, lambda: (self._files.other(folder, known),))[0]
 
     def learn(self, key: str, ask: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
         """Names that were found out in another way, kept under a key of their own."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from deploy.agent.pyc import MARK, WORK, refuse_errors
 from deploy.errors import UnfitTarget
@@ -34,8 +33,10 @@ def question(site: str, sources: Mapping[str, bytes]) -> bytes:
     return json.dumps(jobs).encode() + b"\n" + b"".join(sources.values())
 
 
-def answer(sources: Sequence[str], out: bytes, said: bytes) -> tuple[str, dict[str, bytes]]:
-    """Return the interpreter's cache tag and the pyc of each module.
+def answer(
+    sources: Sequence[str], out: bytes, said: bytes
+) -> tuple[dict[str, str], dict[str, bytes]]:
+    """Return what the interpreter is (tag, version, magic) and the pyc of each module.
 
     Raises:
         UnfitTarget: the program did not come to an answer; `said` is what it wrote on stderr.
@@ -59,8 +60,4 @@ def answer(sources: Sequence[str], out: bytes, said: bytes) -> tuple[str, dict[s
             continue
         pycs[path], bodies = bodies[: item[1]], bodies[item[1] :]
     refuse_errors(failed)
-    return _tag(told["python"]), pycs
-
-
-def _tag(python: Mapping[str, Any]) -> str:
-    return str(python["tag"])
+    return {key: str(value) for key, value in told["python"].items()}, pycs

@@ -1,7 +1,8 @@
 """(Plan, base's files, bytecode, further files) -> the entries of our layer. Pure.
 
 What a deploy would do to a live target is said here as a layer: files to put, deletions as
-whiteouts, and no bytecode left that a touched module does not own.
+whiteouts, no bytecode left that a touched module does not own, no folder left without a file, and
+the receipt of all that.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import posixpath
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from deploy.agent.plan import Plan, PlannedFile
 from deploy.agent.pyc import belongs, cache_file
 
-from .base import Files, resolve
+from . import record
+from .base import Files, Seen, resolve
 from .layer import Entry, Kind, Owner
 
 Opener = Callable[[], IO[bytes]]
@@ -49,26 +51,88 @@ class Extra:
 class Contents:
     """What the layer is made of. `pycs` is the bytecode of each compiled module, by module path.
 
-    `tag` is the cache tag of the interpreter that made it; empty in an image without Python.
+    `python` says what made it (tag, version, magic); empty in an image without Python. `said` is
+    what the receipt says beside the files; without it there is none.
     """
 
     plan: Plan
     site: str
     blobs: Mapping[str, Opener]
     pycs: Mapping[str, bytes] = field(default_factory=dict)
-    tag: str = ""
+    python: Mapping[str, str] = field(default_factory=dict)
+    said: Mapping[str, Any] = field(default_factory=dict)
     extras: tuple[Extra, ...] = ()
 
 
 def entries(contents: Contents, files: Files) -> tuple[list[Entry], dict[str, Owner]]:
     """Return the layer's entries, and mode and owner of the base's folders that they lie in."""
+    site = contents.site.lstrip("/")
+    changed = [*_files(contents, files), *_bytecode(contents, files)]
+    emptied = _emptied(changed, site, files)
     found = [
-        *_files(contents, files),
-        *_bytecode(contents, files),
+        *(entry for entry in changed if not _below(entry.path, emptied)),
+        *(_deletion(folder) for folder in emptied if not _below(folder, emptied)),
+        *_receipt(contents, changed, emptied, files),
         *_extras(contents.extras, files),
     ]
     found += _launch_dir(contents.plan, files, {entry.path for entry in found})
     return found, dict(_folders(found, files))
+
+
+def _deletion(path: str) -> Entry:
+    return Entry(path=path, kind=Kind.WHITEOUT)
+
+
+def _below(path: str, folders: Collection[str]) -> bool:
+    return any(path.startswith(folder + "/") for folder in folders)
+
+
+def _emptied(changed: Iterable[Entry], site: str, files: Files) -> dict[str, Seen]:
+    """The folders below the site that lose their last file: a left-over imports as a namespace."""
+    gone = {entry.path for entry in changed if entry.kind is Kind.WHITEOUT}
+    coming = [entry.path for entry in changed if entry.kind is not Kind.WHITEOUT]
+    emptied: dict[str, Seen] = {}
+    for path in sorted(gone, key=lambda p: (-p.count("/"), p)):
+        for folder in _chain(path, site):
+            known = {p.rpartition("/")[2] for p in {*gone, *emptied} if _folder(p) == folder}
+            stays = any(other.startswith(folder + "/") for other in coming)
+            if stays or files.other(f"/{folder}", known):
+                break
+            emptied[folder] = files.look(f"/{folder}")
+    return emptied
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _chain(path: str, site: str) -> Iterator[str]:
+    """The folders above `path`, the nearest first, without the site itself."""
+    while (path := _folder(path)) != site:
+        yield path
+
+
+def _receipt(
+    contents: Contents, changed: Iterable[Entry], emptied: Mapping[str, Seen], files: Files
+) -> Iterator[Entry]:
+    if not contents.said:
+        return
+    site = contents.site.lstrip("/")
+    put = [entry.path for entry in changed if entry.kind is not Kind.WHITEOUT]
+    parents = {folder for path in put for folder in _chain(path, site)}
+    made = [folder for folder in parents if files.look(f"/{folder}").kind == "absent"]
+    data = record.receipt(
+        contents.plan,
+        contents.site,
+        files,
+        head=contents.said,
+        pycs=contents.pycs,
+        python=contents.python,
+        folders=[path[len(site) + 1 :] for path in made],
+        removed={path[len(site) + 1 :]: seen for path, seen in emptied.items()},
+    )
+    owner = files.look(contents.site)
+    yield Entry(path=f"{site}/{record.RECEIPT}", data=data, uid=owner.uid, gid=owner.gid)
 
 
 def _files(contents: Contents, files: Files) -> Iterator[Entry]:
@@ -79,7 +143,7 @@ def _files(contents: Contents, files: Files) -> Iterator[Entry]:
         want = planned.want
         if want.absent:
             if before.kind != "absent":
-                yield Entry(path=relative, kind=Kind.WHITEOUT)
+                yield _deletion(relative)
         elif want.type == "link":
             yield Entry(path=relative, kind=Kind.LINK, link=want.link)
         else:
@@ -97,14 +161,14 @@ def _files(contents: Contents, files: Files) -> Iterator[Entry]:
 def _bytecode(contents: Contents, files: Files) -> Iterator[Entry]:
     made: set[str] = set()
     for module, body in contents.pycs.items():
-        path = f"{contents.site}/{cache_file(module, contents.tag)}"
+        path = f"{contents.site}/{cache_file(module, contents.python['tag'])}"
         made.add(path)
         yield Entry(path=path.lstrip("/"), data=body)
     for planned in contents.plan.files:
         if _is_module(planned):
             for path in _stale(f"{contents.site}/{planned.path}", files):
                 if path not in made:
-                    yield Entry(path=path.lstrip("/"), kind=Kind.WHITEOUT)
+                    yield _deletion(path.lstrip("/"))
 
 
 def _is_module(planned: PlannedFile) -> bool:

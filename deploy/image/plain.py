@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,9 @@ class EntryFiles:
 
     def names(self, folder: str) -> tuple[str, ...]:
         return tuple(sorted(self._folders.get(folder, ())))
+
+    def other(self, folder: str, known: Collection[str]) -> str:
+        return next((name for name in self.names(folder) if name not in known), "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,13 +100,18 @@ def state(data: bytes | None, mode: str = "0644") -> State:
     return State(type="file", mode=mode, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
 
-def plan(edits: Mapping[str, bytes | None] = EDITS, **options: Any) -> Plan:
+def plan(
+    edits: Mapping[str, bytes | None] = EDITS,
+    *,
+    before: Mapping[str, bytes] = VENDOR,
+    **options: Any,
+) -> Plan:
     files = tuple(
         PlannedFile(
             path=path,
             role="module" if path.endswith(".py") else "data",
             want=state(data),
-            assume=(state(VENDOR.get(path)),),
+            assume=(state(before.get(path)),),
         )
         for path, data in sorted(edits.items())
     )
