@@ -95,14 +95,16 @@ def read(path: Path) -> Bundle:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             _check_members(names, archive)
-            plan = Plan.parse(json.loads(archive.read("plan.json")))
-            inputs = json.loads(archive.read("inputs.json"))
+            plan = Plan.parse(_document(archive, "plan.json"))
+            inputs = _document(archive, "inputs.json")
             if not isinstance(inputs, dict):
                 raise ValueError("inputs.json is no mapping")
             agent = _agent_digest(
                 (n.removeprefix("agent/"), archive.read(n)) for n in names if _is_agent(n)
             )
             _check_blobs(plan, archive)
+            if LISTING in names:
+                archive.read(LISTING)  # by its checksum; nothing in here names its digest
             _check_frame(path, archive)
     except DAMAGE as err:
         raise StaleLock(
@@ -194,6 +196,15 @@ def _check_members(names: list[str], archive: zipfile.ZipFile) -> None:
         known = info.filename in ("__main__.py", "plan.json", "inputs.json", LISTING)
         if not known and not info.filename.startswith(("agent/", "blobs/")):
             raise ValueError(f"{info.filename!r} does not belong into a bundle")
+
+
+def _document(archive: zipfile.ZipFile, name: str) -> Any:
+    """Return a JSON document in the one form that has a digest: no key twice, no half character."""
+    raw = archive.read(name)
+    found = json.loads(raw)
+    if canonical(found) != raw:
+        raise ValueError(f"{name} is not written as a bundle's")
+    return found
 
 
 def _check_frame(path: Path, archive: zipfile.ZipFile) -> None:
