@@ -2,11 +2,14 @@
 
 CORPUS is a folder that grows; it starts with the target's seeds and the cases kept in cases/.
 A crash is written to the current folder; kept as cases/TARGET/NAME it stays a test for ever.
+A target may know more than `seeds` and `one`: `words`, which its readers look for, and `mutate`,
+which changes an input such that the first check of a reader does not end it.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -31,23 +34,51 @@ def cases(name: str) -> list[Path]:
     return sorted((HERE / "cases" / name).glob("*"))
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
+    """Fuzz in a child, since libFuzzer ends its process at once and would leave `scratch` behind.
+
+    `scratch` lies in memory: a target writes one file there again and again.
+    """
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm") as scratch:
+        child = os.fork()
+        if not child:
+            _fuzz(argv, Path(scratch))
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _fuzz(argv: list[str], scratch: Path) -> None:
     import atheris
 
     name, corpus, *options = argv
     sys.path.insert(0, str(HERE.parents[1]))
     with atheris.instrument_imports(include=["deploy"]):
         target = load(name)
-    folder = Path(corpus)
+    _begin(target, name, Path(corpus))
+    if hasattr(target, "words"):
+        told = scratch / "words"
+        told.write_text("".join(f"{_quoted(word)}\n" for word in target.words()))
+        options = [f"-dict={told}", *options]
+    own = {}
+    if hasattr(target, "mutate"):
+        own["custom_mutator"] = lambda data, most, seed: target.mutate(
+            data, most, seed, atheris.Mutate
+        )
+    argv = [sys.argv[0], corpus, *options]
+    atheris.Setup(argv, lambda data: target.one(data, scratch), **own)
+    atheris.Fuzz()
+
+
+def _begin(target: ModuleType, name: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for seed, data in target.seeds().items():
         (folder / f"seed-{seed}").write_bytes(data)
     for path in cases(name):
         (folder / f"case-{path.name}").write_bytes(path.read_bytes())
-    scratch = Path(tempfile.mkdtemp(prefix=f"fuzz-{name}-", dir="/dev/shm"))
-    atheris.Setup([sys.argv[0], corpus, *options], lambda data: target.one(data, scratch))
-    atheris.Fuzz()
+
+
+def _quoted(word: str) -> str:
+    return '"' + "".join(f"\\x{byte:02x}" for byte in word.encode()) + '"'
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -1,82 +1,87 @@
-"""The readers of a bundle, the operator's and the agent's: any bytes are a bundle or an error.
+"""The readers of a bundle: any bytes are a bundle or an error.
 
-What the operator's side takes, the agent takes too; the other way round the agent may be laxer
-about what it never looks at.
+There are three: the operator's, the agent's own, and Python's, which runs the agent out of the zip.
+What the first takes the others must take too, and find the same in it: else what was checked is not
+what runs. The other way round the agent may be laxer about what it never looks at.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
 import os
 import tempfile
 import zipfile
+import zipimport
 from collections.abc import Iterator
 from pathlib import Path
 
 from deploy import bundle as bundles
-from deploy.agent.blobs import ZipBlobs
-from deploy.agent.main import _document
+from deploy.agent.blobs import ZipBlobs, take
+from deploy.agent.main import _agent_digest, _document
 from deploy.agent.plan import ABSENT, Plan, PlannedFile, State
-from deploy.agent.words import BundleError
+from deploy.agent.words import LISTING, BundleError, digest
 from deploy.errors import StaleLock
+from tests.fuzz.zipped import mutate
 
-TEXT = b"V = 1\n"
+__all__ = ["mutate", "one", "seeds"]
+
+TEXTS = (b"V = 1\n", b"data")
 
 
 def seeds() -> dict[str, bytes]:
-    sha = hashlib.sha256(TEXT).hexdigest()
-    want = State(type="file", mode="0644", sha256=sha, size=len(TEXT))
     plan = Plan(
         name="x",
         package="p",
         python="/usr/bin/python3",
         site="/s",
-        files=(PlannedFile(path="p/a.py", role="module", want=want, assume=(ABSENT,)),),
+        files=tuple(_file(path, text) for path, text in zip(("p/a.py", "p/b.txt"), TEXTS)),
     )
+    contents = {hashlib.sha256(text).hexdigest(): text for text in TEXTS}
 
     def fill(wanted: Iterator[tuple[str, bundles.Sink]]) -> None:
-        for _, sink in wanted:
-            sink.write(TEXT)
+        for sha, sink in wanted:
+            sink.write(contents[sha])
 
     small = io.BytesIO()
     with tempfile.TemporaryDirectory() as folder:
         whole = bundles.pack(plan, {"schema": 1}, fill, Path(folder), listing="files/1\n")
         with zipfile.ZipFile(whole.path) as full, zipfile.ZipFile(small, "w") as made:
             for info in full.infolist():
-                # The agent's sources are a million bytes that no reader looks into.
-                made.writestr(info, b"" if info.filename.endswith(".py") else full.read(info))
+                # Sixty sources, a million bytes that no reader looks into, are three too.
+                if not info.filename.endswith(".py"):
+                    made.writestr(info, full.read(info))
+                elif info.filename in ("__main__.py", "agent/__init__.py", "agent/main.py"):
+                    made.writestr(info, b"# " + info.filename.encode())
     documents = {"plan": json.dumps(plan.to_json()).encode(), "empty": b"PK\5\6" + bytes(18)}
     return {"whole": small.getvalue(), **documents}
+
+
+def _file(path: str, text: bytes) -> PlannedFile:
+    sha = hashlib.sha256(text).hexdigest()
+    want = State(type="file", mode="0644", sha256=sha, size=len(text))
+    role = "module" if path.endswith(".py") else "data"
+    return PlannedFile(path=path, role=role, want=want, assume=(ABSENT,))
 
 
 def one(data: bytes, scratch: Path) -> None:
     path = scratch / "fuzz.pyz"
     path.write_bytes(data)
     taken = _by_operator(path)
-    before = _open_files()
+    # The agent keeps its bundle open, since it is a process that ends; here it would add up.
+    free = os.dup(0)
+    os.close(free)
     try:
-        _by_agent(path)
+        found = _by_agent(path)
     except BundleError:
-        assert taken is None, "the operator's side took what the agent refuses"
-    for fd in _open_files() - before:
-        with contextlib.suppress(OSError):  # one of them was that of the listing itself
-            os.close(fd)  # the agent is a process of its own and ends
+        found = None
+    finally:
+        os.closerange(free, free + 1)
+    if taken is not None:
+        assert found == _said(taken), "the agent refuses it, or reads something else in it"
+        assert _by_python(path) == taken.agent, "Python runs something else from it"
     _plan(data)
-
-
-def _open_files() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd")}
-
-
-def _by_agent(path: Path) -> None:
-    blobs = ZipBlobs(str(path))
-    plan = Plan.parse(_document(blobs, "plan.json"))
-    for sha in plan.blobs():
-        if blobs.has(sha):
-            b"".join(blobs.chunks(sha))
 
 
 def _by_operator(path: Path) -> bundles.Bundle | None:
@@ -84,6 +89,35 @@ def _by_operator(path: Path) -> bundles.Bundle | None:
         return bundles.read(path)
     except (StaleLock, BundleError):
         return None
+
+
+def _said(taken: bundles.Bundle) -> tuple[object, ...]:
+    listing = bundles.listing_of(taken)
+    return taken.plan, digest(dict(taken.inputs)), listing, list(taken.plan.blobs()), taken.agent
+
+
+def _by_agent(path: Path) -> tuple[object, ...]:
+    """What the agent finds: plan, inputs, listing, the blobs that are whole, its own sources."""
+    blobs = ZipBlobs(str(path))
+    plan = Plan.parse(_document(blobs, "plan.json"))
+    inputs = _document(blobs, "inputs.json") if "inputs.json" in blobs.names() else {}
+    listing = b"".join(blobs.entry(LISTING)) if LISTING in blobs.names() else b""
+    for sha in plan.blobs():
+        take(blobs, sha, len)
+    sources = _agent_digest(blobs)
+    text = listing.decode("utf-8", "surrogateescape")
+    return plan, digest(inputs), text, list(plan.blobs()), sources
+
+
+def _by_python(path: Path) -> str:
+    """The digest of the sources that Python's importer of zips finds."""
+    zipimport._zip_directory_cache.clear()
+    importer = zipimport.zipimporter(str(path))
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if bundles._is_agent(name)]
+    return bundles._agent_digest(
+        (name.removeprefix("agent/"), importer.get_data(name)) for name in names
+    )
 
 
 def _plan(data: bytes) -> None:

@@ -13,6 +13,18 @@ def seeds() -> dict[str, bytes]:
     return {name: (HERE.series(name) / "series").read_bytes() for name in ("demo", "tiny")}
 
 
+def words() -> list[str]:
+    lines = [
+        "series 1\n",
+        "    after 12  from files/a.txt\n",
+        "from inserts/a.py",
+        "mode 0755",
+        "0644",
+    ]
+    lines += [f"{verb} " for verb in ("new", "insert", "delete", "rename", "mode", "to", "was")]
+    return [*lines, f"was {'0' * 64}", '"\\u0000"', '"a b"', "../a", "a/.git/b", ".GIT", "#"]
+
+
 def one(data: bytes, scratch: Path) -> None:
     folder = scratch / "series"
     if not folder.exists():

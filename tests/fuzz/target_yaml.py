@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from deploy import document, manifest
@@ -14,6 +15,14 @@ def seeds() -> dict[str, bytes]:
     found = {path.name: path.read_bytes() for path in paths if ".lock." not in path.name}
     small = [b"a: [b, *c, {d: e}]\n", b"x: &x {y: 1}\nz: {<<: *x}\n", b"- |\n  a\n- >-\n b\n"]
     return {**found, **{f"small{n}": text for n, text in enumerate(small)}}
+
+
+def words() -> list[str]:
+    """What a manifest says, and what YAML makes of it when it is not looked at closely."""
+    text = HERE.manifest("example").read_text("utf-8")
+    signs = ["&x ", "*x", "<<: ", "!!str ", "? ", "- |+\n", ">-\n", "---\n", "...\n", "%YAML 1.2\n"]
+    signs += ['"\\u2028"', '"\\ud800"', "{a: [b]}", "\ufeff", "\u0085", "0644", "1e10", "no", "~"]
+    return sorted({*signs, *re.findall(r"[a-z_]+:", text), *re.findall(r": ([^ {\[#\n]+)", text)})
 
 
 def one(data: bytes, _: Path) -> None:
