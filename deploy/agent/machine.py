@@ -205,14 +205,17 @@ class _Places:
         try:
             pids = os.readlink("ns/pid", dir_fd=folder)
             mounts = os.readlink("ns/mnt", dir_fd=folder)
-        except PermissionError:
-            return ""
+        except PermissionError:  # another user's, or the host's: its cgroup can still be seen
+            pids, mounts = self.pids, ""
         if pids == self.pids and mounts == self.mounts:
             return ""
-        group = _container_of(text("cgroup", folder))
-        if pids == self.pids and group == self.container:
+        cgroup = text("cgroup", folder)
+        group = _container_of(cgroup)
+        # A path that leads up lies outside of the cgroup namespace that we are in.
+        if pids == self.pids and group == self.container and ":/.." not in cgroup:
             return ""  # a service with private mounts (systemd's PrivateTmp) is no container
-        return group[:12] if group != self.container else "elsewhere"
+        # Seen from a container that shares the host's pids, a process of the host has no id.
+        return group[:12] if group and group != self.container else "elsewhere"
 
 
 def _read(pid: int, places: _Places, wanted: frozenset[int]) -> Process | None:
