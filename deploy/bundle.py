@@ -110,7 +110,7 @@ def read(path: Path) -> Bundle:
         raise StaleLock(
             f"cannot read the bundle {path}",
             why=f"{type(err).__name__}: {err}",
-            fix="fetch or make it again (`inv bundle`) and compare its sha256 with the lock's",
+            fix="fetch or make it again (`./inv bundle`) and compare its sha256 with the lock's",
         ) from err
     return Bundle(path=path, sha256=file_sha256(path), plan=plan, inputs=inputs, agent=agent)
 

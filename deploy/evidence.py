@@ -90,7 +90,7 @@ def require_answer(evidence: Evidence, plan: Plan, where: str) -> None:
     """Raise Differs when evidence speaks of another plan than this one."""
     if not evidence.answers(plan):
         other = str(evidence.raw.get("name") or plan.name)
-        again = "run the bundle whose name `inv bundle` printed, and take the evidence again"
+        again = "run the bundle whose name `./inv bundle` printed, and take the evidence again"
         raise Differs(
             f"the evidence of {where} answers another plan",
             why=f"it speaks of {evidence.raw.get('plan')}, the lock pins {plan.digest}",

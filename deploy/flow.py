@@ -197,7 +197,7 @@ def judge_file(name: str, path: Path, layout: Layout = HERE) -> Visit:
             raise Differs(
                 f"{path} is not from the locked bundle",
                 why=f"its {key} is {said or 'nothing'}, the lock pins {want or 'nothing'}",
-                fix="upload the file that `inv bundle` names, compare its sha256, and verify again",
+                fix="upload what `./inv bundle` names, compare its sha256, and verify again",
             )
     verdicts = _judge(found, evidence)
     met = str(evidence.raw.get("met", ""))
@@ -315,7 +315,7 @@ def locked(name: str, layout: Layout = HERE) -> tuple[Submission, Lock]:
     try:
         compare(_source_links(found, pinned))
     except Differs as err:
-        raise StaleLock(err.what, why=err.why, fix=f"run `inv lock -n {found.name}`") from err
+        raise StaleLock(err.what, why=err.why, fix=f"run `./inv lock -n {found.name}`") from err
     return found, pinned
 
 
@@ -420,10 +420,10 @@ def _link(link: str, was: str, now: str) -> dict[str, str]:
 
 
 _ANY_SUSPECT = (
-    "read `git log` of the manifest, its series and the lock; run `inv lock` if the change is meant"
+    "read `git log` of manifest, series and lock; run `./inv lock` if the change is meant"
 )
 _SUSPECTS = {
-    "agent": "this product's agent changed since the lock, the payload did not: run `inv lock`",
+    "agent": "this product's agent changed since the lock, the payload did not: run `./inv lock`",
     "base commit": "compare the wheel's sha256, or the repository, with the manifest's",
     "head commit": "compare overlay/ with the commit that was locked",
 }
@@ -435,7 +435,7 @@ def _lay(found: Submission) -> Path:
         raise BadValues(
             f"{found.name} has no base that can be laid on this machine",
             why="its source is a repository; the target's own files are its base",
-            fix="deploy to a target that holds the base: `inv deploy -t ssh:ALIAS` or container:ID",
+            fix="deploy to one that holds the base: `./inv deploy -t ssh:ALIAS` or container:ID",
         )
     root = found.out / "root"
     found.out.mkdir(parents=True, exist_ok=True)
@@ -460,7 +460,7 @@ def _default_target(found: Submission) -> str:
     root = found.out / "root"
     if not root.is_dir():
         kinds = "local:ROOT, ssh:ALIAS, container:ID or image:REF"
-        lay = f"run `inv reproduce -n {found.name}`, which lays that root, or "
+        lay = f"run `./inv reproduce -n {found.name}`, which lays that root, or "
         raise BadValues(
             f"there is no target for {found.name}",
             why=f"-t names none, and {root}, the default, is not there",

@@ -39,8 +39,8 @@ NAMES = {
 
 # Why nobody looked further, where a service was judged.
 _UNTIL = {
-    6: "no prompt was sent to be proven (`inv serve.prove`)",
-    7: "nothing was measured (`inv bench.counted`)",
+    6: "no prompt was sent to be proven (`./inv serve.prove`)",
+    7: "nothing was measured (`./inv bench.counted`)",
 }
 
 # What stays open even when every gate that was reached has passed.

@@ -283,14 +283,14 @@ def _base_reference(found: Submission, pinned: Lock) -> str:
         raise BadValues(
             f"{found.name} has no base image",
             why="its manifest has no base.image, and its source is no wheel to stand in for one",
-            fix=f"add base.image to manifests/{found.name}.yaml and run `inv lock`",
+            fix=f"add base.image to manifests/{found.name}.yaml and run `./inv lock`",
         )
     raw = pinned.expect.get("base_image")
     if raw is None:
         raise BadValues(
             f"the base image of {found.name} is not pinned: a tag without digest",
             why="the lock was made where no engine held it, so another image may answer to the tag",
-            fix=f"`docker pull {reference}`, then `inv lock -n {found.name}`",
+            fix=f"`docker pull {reference}`, then `./inv lock -n {found.name}`",
         )
     digest = str(raw.get("digest") or "")
     return f"{Reference.parse(reference).name}@{digest}" if digest else reference

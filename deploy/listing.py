@@ -128,7 +128,7 @@ def read(path: Path) -> dict[str, Entry]:
         raise BadValues(
             f"cannot use {path.name}",
             why=why,
-            fix="make it again: `inv files -n NAME -t TARGET`, with a target as the vendor made it",
+            fix="make it again: `./inv files -n NAME -t TARGET`, from one as the vendor made it",
         ) from err
 
 

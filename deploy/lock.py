@@ -1,7 +1,7 @@
 """What was resolved: manifests/NAME.lock.yaml, which knows when it is stale or was edited.
 
 `read_lock`, `write_lock` and `check_fresh` are this module's face. The file has one spelling: what
-does not come back byte for byte from the values it holds was not written by `inv lock`.
+does not come back byte for byte from the values it holds was not written by `./inv lock`.
 
 It is YAML of the narrowest kind, so that every reader agrees: texts in double quotes with JSON's
 escapes, decimal numbers, true, false and null. Commit ids like 61e9540 stay text for all of them.
@@ -91,7 +91,9 @@ def read_lock(path: Path) -> Lock:
             raw = file.read(SIZE_LIMIT + 1)
     except FileNotFoundError as err:
         raise StaleLock(
-            f"{name} is not locked", why=f"there is no {path.name}", fix=f"run `inv lock -n {name}`"
+            f"{name} is not locked",
+            why=f"there is no {path.name}",
+            fix=f"run `./inv lock -n {name}`",
         ) from err
     except OSError as err:
         raise _edited(path, f"it cannot be read: {err.strerror}") from err
@@ -110,7 +112,7 @@ def check_fresh(lock: Lock, manifest: Manifest) -> None:
     raise StaleLock(
         f"the lock of {manifest.name} is stale",
         why=f"{place} was locked as {_short(old)} and is {_short(new)} in the manifest",
-        fix=f"run `inv lock -n {manifest.name}` and read the difference, or undo the edit",
+        fix=f"run `./inv lock -n {manifest.name}` and read the difference, or undo the edit",
     )
 
 
@@ -237,9 +239,9 @@ def _take(stack: list[Any], match: re.Match[str], items_follow: bool) -> None:
 def _edited(path: Path, why: str) -> StaleLock:
     name = _manifest_name(path)
     return StaleLock(
-        f"{path.name} is not as `inv lock` wrote it",
+        f"{path.name} is not as `./inv lock` wrote it",
         why=printable(why),
-        fix=f"restore it with `git checkout -- manifests/{path.name}`, or run `inv lock -n {name}`",
+        fix=f"`git checkout -- manifests/{path.name}`, or run `./inv lock -n {name}`",
     )
 
 

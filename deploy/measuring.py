@@ -296,7 +296,7 @@ def _nothing_yet(told: Mapping[str, Any]) -> Differs:
     return Differs(
         "there is no record to collect",
         why=why,
-        fix="follow it with `inv bench.status --follow`, or read its job.log",
+        fix="follow it with `./inv bench.status --follow`, or read its job.log",
     )
 
 

@@ -90,7 +90,9 @@ def _origin(root: Node, keys: tuple[str, ...], file: str) -> str:
 
 def _of_lock(path: Path, found: manifests.Manifest) -> list[Row]:
     if not path.exists():
-        return [Row("lock", "(none)", f"{path.name} is not there: run `inv lock -n {found.name}`")]
+        return [
+            Row("lock", "(none)", f"{path.name} is not there: run `./inv lock -n {found.name}`")
+        ]
     try:
         pinned = read_lock(path)
         check_fresh(pinned, found)

@@ -115,7 +115,7 @@ def _evidence(manifest: Manifest, to: str, layout: Layout) -> dict[str, Any] | N
         raise BadValues(
             f"there is no evidence of {to}",
             why=f"{out} holds none",
-            fix=f"run `inv verify -n {manifest.name} -t {to}`",
+            fix=f"run `./inv verify -n {manifest.name} -t {to}`",
         )
     return None
 

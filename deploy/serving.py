@@ -45,7 +45,7 @@ def ask(
 
     `off` speaks of the service with the candidate's switch turned off, `twin` of one that differs
     from the measured one by its markers alone. `worktree` goes past the lock, for the edit loop.
-    What was judged is kept for `inv report`.
+    What was judged is kept for `./inv report`.
     """
     variant = {"off": off, "twin": twin, "worktree": worktree}
     found, visits = _ask(name, to, verb, options, **variant, layout=layout)
@@ -105,7 +105,7 @@ def prove(
         raise BadValues(
             f"{manifest.name} is proven on a twin",
             why="its dispatch.diag is `twin`: the measured process prints no markers",
-            fix="stop it, then `inv serve.start --twin` and `inv serve.prove --twin`",
+            fix="stop it, then `./inv serve.start --twin` and `./inv serve.prove --twin`",
         )
     wanted = needed(manifest, prompt)
     send = {"tokens": prompt, "salt": salt}
@@ -251,7 +251,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as err:
         why = str(err) or type(err).__name__
     raise BadValues(
-        f"cannot read {path}", why=why, fix="remove it; `inv serve.status` writes it anew"
+        f"cannot read {path}", why=why, fix="remove it; `./inv serve.status` writes it anew"
     )
 
 

@@ -162,7 +162,7 @@ class Audit:
                 return {}
         found = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
         if not base.get("sha256"):
-            self.faults.append("the lock pins no listing of the base: run `inv lock`")
+            self.faults.append("the lock pins no listing of the base: run `./inv lock`")
         elif found != base["sha256"]:
             what = record or "the listing that came with the bundle"
             self.faults.append(f"{what} lists {found}, the lock pins {base['sha256']}")

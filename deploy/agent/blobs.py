@@ -129,13 +129,13 @@ def take(blobs: Blobs, sha256: str, sink: Callable[[bytes], object]) -> int:
         raise Damaged(
             "a content of the plan is not in the bundle",
             why=f"there is no blob {sha256} (the bundle that an image holds has no big ones)",
-            fix="deploy the whole bundle that `inv bundle` makes: `inv deploy -t TARGET` brings it",
+            fix="deploy the whole bundle that `./inv bundle` makes: `./inv deploy` brings it",
         ) from err
     if sha.hexdigest() != sha256:
         raise Damaged(
             "a blob of the bundle is damaged",
             why=f"the blob {sha256} holds bytes with the digest {sha.hexdigest()}",
-            fix="make the bundle again with `inv bundle`, or send it again",
+            fix="make the bundle again with `./inv bundle`, or send it again",
         )
     return size
 
@@ -173,5 +173,5 @@ def _damaged(path: str, why: str) -> Damaged:
     return Damaged(
         f"the bundle {printable(path)} is damaged",
         why=why,
-        fix="make it again with `inv bundle`, or upload it again; compare the sha256 first",
+        fix="make it again with `./inv bundle`, or upload it again; compare the sha256 first",
     )

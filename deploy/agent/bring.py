@@ -51,7 +51,7 @@ def _checked(folder: str, name: str) -> str:
         raise Unfit(
             f"{printable(name)} is no name of a script",
             why="a request may only write plain files into launch.dir",
-            fix="make the request with `inv serve.start`",
+            fix="make the request with `./inv serve.start`",
         )
     return os.path.join(folder, name)
 
@@ -82,7 +82,7 @@ def _write_bundle(call: Call, path: str, sha256: str) -> None:
             raise Damaged(
                 "the bundle that came is not the one that was asked for",
                 why=f"its sha256 is {total.hexdigest()}, asked was {sha256}",
-                fix="make it again with `inv bundle`",
+                fix="make it again with `./inv bundle`",
             )
 
     _write(path, hashed(), 0o644)

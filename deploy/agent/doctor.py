@@ -298,7 +298,7 @@ def _leftovers(call: Call) -> Iterator[Finding]:
         found = faults.before_start(seen)
     for fault in found:
         level = WARNING if fault.warning else ERROR
-        mend = "" if fault.warning else "inv serve.stop, or end it by its pid if it is yours"
+        mend = "" if fault.warning else "./inv serve.stop, or end it by its pid if it is yours"
         yield Finding(about="left over", level=level, text=fault.text, mend=mend)
     if not found:
         yield Finding(about="left over", level=OK, text="no process, listener or card is held")

@@ -204,7 +204,7 @@ def _locked(top: str) -> int:
         raise Refused(
             "another run is being made",
             why=_who(top),
-            fix="wait for it (`inv bench.status --follow`), or end it with bench.stop",
+            fix="wait for it (`./inv bench.status --follow`), or end it with bench.stop",
         ) from err
     return lock
 

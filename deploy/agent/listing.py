@@ -68,7 +68,7 @@ def parse(text: str) -> dict[str, Entry]:
         raise Damaged(
             "the listing of the base cannot be read",
             why=printable("; ".join(faults[:20]) + more),
-            fix="make it again with `inv files`, then `inv lock`",
+            fix="make it again with `./inv files`, then `./inv lock`",
         )
     return entries
 

@@ -457,7 +457,7 @@ def _document(bundle: ZipBlobs, name: str) -> dict[str, Any]:
     raise Damaged(
         "the bundle is damaged",
         why=printable(why),
-        fix="make it again with `inv bundle`, or upload it again; compare the sha256 first",
+        fix="make it again with `./inv bundle`, or upload it again; compare the sha256 first",
     )
 
 

@@ -34,7 +34,7 @@ def measure(call: Call) -> None:
         raise Unfit(
             f"cannot {printable(act)} {printable(kind)}",
             why="there is no such act or kind",
-            fix="use inv bench.run, bench.status, bench.stop, profile.run",
+            fix="use ./inv bench.run, bench.status, bench.stop, profile.run",
         )
     _ACTS[act](call, kind, options)
 

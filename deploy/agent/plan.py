@@ -29,7 +29,7 @@ def _bad(why: str) -> BadPlan:
     return BadPlan(
         "the plan in this bundle is not usable",
         why=why,
-        fix="make the bundle again with `inv bundle`; if it came from elsewhere, do not run it",
+        fix="make the bundle again with `./inv bundle`; if it came from elsewhere, do not run it",
     )
 
 

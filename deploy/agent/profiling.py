@@ -43,7 +43,7 @@ def require_clean(wanted: service.Wanted) -> None:
         raise Refused(
             "nothing is profiled",
             why="the process state is not clean:" + "".join(f"\n    {text}" for text in found),
-            fix="stop the service (`inv serve.stop`); profile.run starts it below the profiler",
+            fix="stop the service (`./inv serve.stop`); profile.run starts it below the profiler",
         )
 
 
@@ -52,7 +52,7 @@ def require_script(path: str) -> None:
         raise Unfit(
             f"there is no {SCRIPT}",
             why=f"{printable(path)} is not there",
-            fix="`inv serve.start` brings it; the manifest needs `profile:` and `bench:`",
+            fix="`./inv serve.start` brings it; the manifest needs `profile:` and `bench:`",
         )
 
 

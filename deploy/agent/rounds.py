@@ -98,7 +98,7 @@ def require_clean(state: Mapping[str, Any]) -> None:
         raise Refused(
             "nothing is measured",
             why="the process state is not as locked:" + "".join(f"\n    {text}" for text in bad),
-            fix="mend it (`inv serve.status` shows all of it) and start again",
+            fix="mend it (`./inv serve.status` shows all of it) and start again",
         )
 
 

@@ -63,7 +63,7 @@ def start(call: Call) -> None:
         raise Refused(
             "the service was not started",
             why="the process state is not clean:" + _lines(found),
-            fix="stop what is left (`inv serve.stop`, or by hand what is not ours) and start again",
+            fix="stop what is left (`./inv serve.stop`, what is not ours by hand) and start again",
         )
     written = bring(call, wanted.launch.dir)
     if written:
@@ -145,7 +145,7 @@ def read_markers(call: Call) -> None:
         raise NoRecord(
             "there is no log to read",
             why=f"no start is recorded below {printable(wanted.launch.dir or '?')}/runs",
-            fix="start the service with start_vllm.sh (or `inv serve.start`)",
+            fix="start the service with start_vllm.sh (or `./inv serve.start`)",
         )
     window, until = (Place.parse(options.get(name)) for name in ("window", "end"))
     answer: dict[str, Any] = {}
@@ -282,7 +282,7 @@ def _run_script(wanted: service.Wanted, say: Say) -> Run:
         raise Unfit(
             f"there is no {START_SCRIPT}",
             why=f"{printable(script)} is not there",
-            fix="render it (`inv render`) and bring it to launch.dir",
+            fix="render it (`./inv render`) and bring it to launch.dir",
         )
     before = read_run(folder)
     say(f"running {printable(script)}")

@@ -258,7 +258,7 @@ def require_expected(built: Built, expect: Mapping[str, str]) -> None:
 _SUSPECTS = {
     "run_config": "the base's Env, Entrypoint, Cmd, User or WorkingDir changed: compare the bases",
     "layer": "first suspects: this product's version, the base's Python, a rendered script; if the "
-    "new one is right, run `inv lock`",
+    "new one is right, run `./inv lock`",
     "config": "the layers are equal, so a label or the base's config differs",
     "manifest": "the config is equal, so the base's blobs are encoded in another way",
     "content": "this is a bug: all that it follows from is equal",

@@ -101,7 +101,7 @@ class ImageTarget:
             raise BadValues(
                 f"will not {request.verb.value} to {self.name}",
                 why="what is changed in a container of an image is gone with the container",
-                fix="make an image with `inv build-image`, or name a running container:ID",
+                fix="make an image with `./inv build-image`, or name a running container:ID",
             )
         argv, stdin = _call(bundle, request)
         with open_engine() as engine:
@@ -168,7 +168,7 @@ def _evidence(ended: Ended, target: str, python: str) -> Evidence:
     raise BundleError(
         f"the agent gave no evidence on {target}",
         why=f"it ended with {code}: {last}",
-        fix="run `inv verify` to see what state it left",
+        fix="run `./inv verify` to see what state it left",
         exit=Exit.NEEDS_PERSON,
     )
 

@@ -531,7 +531,7 @@ def _gave_up(what: str, err: Exception, state: str = "its state is not known") -
     return Unreachable(
         f"gave up waiting for the engine to {what}",
         why=f"{type(err).__name__}: {err}; asked again, {state}",
-        fix="look with `docker images` and `docker ps -a`; `inv gc` removes what was left",
+        fix="look with `docker images` and `docker ps -a`; `./inv gc` removes what was left",
     )
 
 

@@ -89,7 +89,7 @@ class Local:
             raise BundleError(
                 f"the agent gave no evidence on {self.name}",
                 why=f"it ended with {agent.returncode} and printed nothing on stdout",
-                fix="its last words are above; run `inv verify` to see what state it left",
+                fix="its last words are above; run `./inv verify` to see what state it left",
                 exit=Exit.BUG if agent.returncode >= 0 else Exit.NEEDS_PERSON,
             )
         return parse(out)
@@ -165,6 +165,6 @@ def parse_local(text: str) -> Local:
         raise BadValues(
             f"there is no target local:{text}",
             why=f"{root} is not a folder",
-            fix="name a folder that is there; `inv reproduce` lays one for a wheel's manifest",
+            fix="name a folder that is there; `./inv reproduce` lays one for a wheel's manifest",
         )
     return Local(root.resolve())

@@ -75,7 +75,7 @@ def read_context(folder: Path) -> Context:
         raise BadValues(
             f"{folder} is no build context",
             why="it holds no Dockerfile",
-            fix="`inv render` writes one where the manifest names a base.image",
+            fix="`./inv render` writes one where the manifest names a base.image",
         )
     found = exclude_paths(str(folder), _patterns(folder))
     files = tuple(sorted(name for name in found if (folder / name).is_file()))

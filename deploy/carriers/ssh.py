@@ -171,7 +171,7 @@ class _Call:
             raise BundleError(
                 f"the agent crashed on {self._target.name}",
                 why=text,
-                fix="this is our bug; run `inv verify` to see what state the target is in",
+                fix="this is our bug; run `./inv verify` to see what state the target is in",
                 exit=Exit.BUG,
             )
 
@@ -308,7 +308,7 @@ def _agent(path: Path, sha256: str, verbs: frozenset[str]) -> str:  # noqa: ARG0
         raise NeedsPerson(
             f"the agent of {path.name} cannot run over a line",
             why="it was packed by a version of this product that did not know how",
-            fix="make the bundle again: `inv bundle`",
+            fix="make the bundle again: `./inv bundle`",
         )
     needed = {"__init__"}
     todo = ["stream", *(module for verb, module in _VERB.findall(texts["main"]) if verb in verbs)]

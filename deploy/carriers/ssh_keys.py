@@ -1,4 +1,4 @@
-"""Which host keys are trusted. Nothing here adds one: that is `inv hosts.trust`, typed by a person.
+"""Which host keys are trusted. Nothing here adds one: `./inv hosts.trust` does, typed by a person.
 
 A pin is the fingerprint that ``ssh-keygen -lf`` prints. The inventory's pins of a host decide
 alone; only a host without any falls back to the user's known_hosts files, which are read, never
@@ -64,7 +64,7 @@ class Trust:
             why=f"{self.address} shows {shown} ({key.get_name()}); trusted: {trusted or 'none'}",
             fix="read the fingerprint on the target itself (ssh-keygen -lf /etc/ssh/"
             "ssh_host_ed25519_key.pub in its web terminal); if it is this one: "
-            f"inv hosts.trust -a {self.name} --fingerprint {shown}",
+            f"./inv hosts.trust -a {self.name} --fingerprint {shown}",
         )
 
 

@@ -269,7 +269,7 @@ class Pin:
             raise BadValues(
                 "the base image is not reproducible",
                 why=f"{raw.get('reference')} is a tag without digest: it pins no layer",
-                fix="run `inv lock` where an engine holds the image, so that its layers are pinned",
+                fix="run `./inv lock` where an engine holds the image, to have its layers pinned",
             )
         return cls(
             reference=str(raw["reference"]),
@@ -313,7 +313,7 @@ def check_pin(pin: Pin, base: Base, digests: Collection[str] = ()) -> None:
         raise StaleLock(
             f"{pin.reference} is not the base image that was locked",
             why="; ".join(faults),
-            fix="the tag moved: pull the image by the locked digest, or run `inv lock` to take "
+            fix="the tag moved: pull the image by the locked digest, or run `./inv lock` to take "
             "this one",
         )
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 KIND = "container:"
 SOCKET = "unix:///var/run/docker.sock"
-# Marks a container of one call, as the carriers do: `inv gc` removes those of dead processes.
+# Marks a container of one call, as the carriers do: `./inv gc` removes those of dead processes.
 TEMPORARY = "dcu-bundle.temporary"
 _LATE = (124, 137)  # what `timeout` ends with
 
@@ -60,7 +60,7 @@ class Container:
         self._api = container.client.api
 
     def hold(self, lock: int) -> None:
-        """Hold nothing: what we leave in a container ends with it, and `inv gc` removes it."""
+        """Hold nothing: what we leave in a container ends with it, and `./inv gc` removes it."""
 
     def run(self, argv: tuple[str, ...], *, env: Env, cwd: Path, log: Path, seconds: int) -> int:
         with log.open("ab") as out:

@@ -190,5 +190,5 @@ def _stale(name: str, why: str) -> StaleLock:
     return StaleLock(
         f"the kernels of {name} are of another source",
         why=why,
-        fix=f"run `inv build-kernels -n {name}`",
+        fix=f"run `./inv build-kernels -n {name}`",
     )

@@ -177,7 +177,7 @@ def _whole(evidence: Mapping[str, Any], out: Path) -> tuple[Artefact, ...] | Non
 
 def _none(out: Path, why: str) -> BadValues:
     return BadValues(
-        f"there is no finished build in {out}", why=why, fix="run `inv build-kernels` first"
+        f"there is no finished build in {out}", why=why, fix="run `./inv build-kernels` first"
     )
 
 

@@ -263,5 +263,5 @@ def _no_record(source: str, why: str) -> BadValues:
     return BadValues(
         f"{source} is no record of a measured run",
         why=why,
-        fix="give what `inv bench.run --follow` or `inv bench.collect` wrote (bench/1)",
+        fix="give what `./inv bench.run --follow` or `./inv bench.collect` wrote (bench/1)",
     )

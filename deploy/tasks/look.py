@@ -41,7 +41,7 @@ def files(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
     if json:
         show_json({"schema": "files/1", "path": str(path), "changed": changed})
     else:
-        print(f"{path} {'written' if changed else 'unchanged'}: now run `inv lock`")
+        print(f"{path} {'written' if changed else 'unchanged'}: now run `./inv lock`")
     return 0
 
 

@@ -24,7 +24,7 @@ def entry(path: str, data: bytes, owner: str = "base", mode: str = "0644") -> En
 
 
 def listed(bundle: Bundle, text: str, pinned: str | None = None) -> Bundle:
-    """Let a bundle carry what the base holds, as `inv bundle` packs it."""
+    """Let a bundle carry what the base holds, as `./inv bundle` packs it."""
     sha = hashlib.sha256((text if pinned is None else pinned).encode()).hexdigest()
     with zipfile.ZipFile(bundle.path) as source:
         entries = {name: source.read(name) for name in source.namelist()}
@@ -90,7 +90,7 @@ def test_a_listing_that_is_not_the_pinned_one_proves_nothing(target: Target) -> 
 def test_without_a_pinned_listing_the_audit_says_so(target: Target) -> None:
     found = target.run(target.usual(), "verify", "--all")
     assert found.code == 10
-    assert "inv lock" in found.evidence["audit"]["faults"][0]
+    assert "./inv lock" in found.evidence["audit"]["faults"][0]
 
 
 def test_files_lists_the_package_as_its_vendor_made_it_and_not_otherwise(target: Target) -> None:

@@ -70,7 +70,7 @@ def test_evidence_that_answers_something_else_is_refused(
     with pytest.raises(Differs) as caught:
         flow.judge_file("demo", tmp_path / "e.json", layout)
 
-    assert "inv bundle" in caught.value.fix
+    assert "./inv bundle" in caught.value.fix
 
 
 def test_evidence_of_another_manifest_names_that_manifest(layout: Layout, tmp_path: Path) -> None:

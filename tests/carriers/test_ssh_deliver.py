@@ -377,7 +377,7 @@ def test_a_jump_host_is_travelled_and_its_key_is_pinned_too(remote: Remote, tmp_
         gate.stop()
 
     assert said.exit == Exit.OK
-    assert "inv hosts.trust -a gate --fingerprint" in caught.value.fix
+    assert "./inv hosts.trust -a gate --fingerprint" in caught.value.fix
     assert gate.fingerprint in caught.value.fix
 
 

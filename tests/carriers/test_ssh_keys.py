@@ -48,7 +48,7 @@ def test_an_unknown_key_is_refused_with_the_command_that_pins_it(key: paramiko.P
 
     assert "unknown" in caught.value.what
     assert "[10.0.0.9]:2200" in caught.value.why
-    assert f"inv hosts.trust -a a --fingerprint {fingerprint(key)}" in caught.value.fix
+    assert f"./inv hosts.trust -a a --fingerprint {fingerprint(key)}" in caught.value.fix
 
 
 def test_a_changed_key_is_refused_with_both_fingerprints(key: paramiko.PKey) -> None:

@@ -1,7 +1,7 @@
 """Ten stale states, each planted for real, and the gate that finds it.
 
 `python -m tests.kernels.planted` prints the table. A state is planted into a world where gates 1 to
-4 pass, judged by the very functions of `inv verify`, and taken away again; in between the clean
+4 pass, judged by the very functions of `./inv verify`, and taken away again; in between the clean
 world must raise no alarm.
 """
 

@@ -62,7 +62,7 @@ def test_a_python_edit_needs_no_build_and_a_kernel_edit_does(story: Story) -> No
     with pytest.raises(StaleLock, match="of another source") as caught:
         flow.plan("mini", story.layout)
 
-    assert "inv build-kernels" in caught.value.fix
+    assert "./inv build-kernels" in caught.value.fix
 
 
 def test_a_changed_artefact_is_not_packed(story: Story) -> None:

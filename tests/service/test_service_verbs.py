@@ -211,7 +211,7 @@ def test_without_a_script_nothing_is_started(target: Target) -> None:
     code, evidence, _ = target.start(scripts=False)
 
     assert code == 3
-    assert "inv render" in evidence["error"]["fix"]
+    assert "./inv render" in evidence["error"]["fix"]
 
 
 def test_a_request_may_not_write_elsewhere_than_into_the_launch_folder(target: Target) -> None:

@@ -1,4 +1,4 @@
-"""`inv gc`: what is kept below out/, with size and age; only what may go goes."""
+"""`./inv gc`: what is kept below out/, with size and age; only what may go goes."""
 
 from __future__ import annotations
 

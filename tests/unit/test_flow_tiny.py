@@ -198,7 +198,7 @@ def test_without_a_target_it_is_said_how_to_get_one(layout: Layout) -> None:
     with pytest.raises(BadValues, match="no target for tiny") as caught:
         verify(layout)
 
-    assert "inv reproduce -n tiny" in caught.value.fix
+    assert "./inv reproduce -n tiny" in caught.value.fix
 
 
 def test_without_a_lock_nothing_is_deployed_and_the_command_is_named(layout: Layout) -> None:
@@ -207,7 +207,7 @@ def test_without_a_lock_nothing_is_deployed_and_the_command_is_named(layout: Lay
     with pytest.raises(StaleLock, match="not locked") as caught:
         verify(layout)
 
-    assert "inv lock -n tiny" in caught.value.fix
+    assert "./inv lock -n tiny" in caught.value.fix
 
 
 def test_a_root_that_somebody_else_made_is_never_replaced(layout: Layout) -> None:

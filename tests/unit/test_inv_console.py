@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -225,6 +226,25 @@ def test_the_manifest_is_n_and_the_target_is_t_in_every_task() -> None:
         shorts = {f.name: set(f.names) for f in flags}
         assert "n" in shorts.get("name", "n"), name
         assert "t" in shorts.get("to", "t"), name
+
+
+def test_every_text_names_a_task_as_it_is_typed_in_a_fresh_clone() -> None:
+    import tasks
+
+    words = "|".join(re.escape(name) for name in tasks.namespace.task_names)
+    bare = re.compile(rf"(?<![./\w-])inv (?:{words})\b")
+    folders = ("deploy", "docker", "docs", "kernels", "manifests", "changes")
+    told = [*HERE.top.glob("*.*"), *(p for name in folders for p in (HERE.top / name).rglob("*.*"))]
+    found = [
+        f"{path}: {line.strip()}"
+        for path in told
+        if path.suffix in {".py", ".md", ".j2", ".yaml", ".sh"}
+        for line in path.read_text("utf-8").split("\n")
+        # The lock's first line is part of what is pinned.
+        if bare.search(line) and "# Written by `inv lock`" not in line
+    ]
+
+    assert found == []
 
 
 def test_listing_the_tasks_imports_nothing_heavy() -> None:

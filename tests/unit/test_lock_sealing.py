@@ -56,7 +56,7 @@ def refusal(path: Path) -> StaleLock:
     with pytest.raises(StaleLock) as caught:
         read_lock(path)
     assert caught.value.exit == Exit.STALE
-    assert "`inv lock -n example`" in caught.value.fix
+    assert "`./inv lock -n example`" in caught.value.fix
     return caught.value
 
 

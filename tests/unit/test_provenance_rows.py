@@ -1,4 +1,4 @@
-"""`inv show`: each resolved value with the place that says it."""
+"""`./inv show`: each resolved value with the place that says it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_list_has_the_line_where_it_begins(layout: Layout) -> None:
 
 
 def test_without_a_lock_the_way_to_one_is_told(layout: Layout) -> None:
-    assert "inv lock" in rows(layout)["lock"][1]
+    assert "./inv lock" in rows(layout)["lock"][1]
 
 
 def test_the_locked_values_are_shown_with_the_lock(layout: Layout) -> None:
