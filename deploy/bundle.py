@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from deploy.agent.plan import Plan
-from deploy.agent.words import LISTING, canonical
+from deploy.agent.words import LISTING, SCRIPTS, canonical
 from deploy.errors import StaleLock
 
 AGENT = Path(__file__).resolve().parent / "agent"
@@ -60,12 +60,19 @@ class Sink:
 
 
 def pack(
-    plan: Plan, inputs: Mapping[str, Any], fill: Fill, out: Path, *, listing: str = ""
+    plan: Plan,
+    inputs: Mapping[str, Any],
+    fill: Fill,
+    out: Path,
+    *,
+    listing: str = "",
+    scripts: Mapping[str, bytes] | None = None,
 ) -> Bundle:
     """Write ``out/NAME-<12 hex>.pyz`` and return it; the same arguments give the same bytes.
 
     `fill` is asked once for the contents of all that `plan.blobs()` names; they are streamed and
-    re-hashed on the way. `listing` says what the base holds, where a target cannot know.
+    re-hashed on the way. `listing` says what the base holds, where a target cannot know; `scripts`
+    are what belongs into launch.dir, as `inputs` pins them.
 
     Raises:
         StaleLock: a blob's bytes are not those of its name.
@@ -76,6 +83,8 @@ def pack(
         with zipfile.ZipFile(beside, "w", zipfile.ZIP_STORED, strict_timestamps=True) as archive:
             for name, text in _members(plan, inputs, listing):
                 archive.writestr(_info(name), text)
+            for name, text in sorted((scripts or {}).items()):
+                archive.writestr(_info(SCRIPTS + name), text)
             fill(_sinks(archive, plan.blobs()))
         sha256 = file_sha256(beside)
         path = out / f"{plan.name}-{sha256[:12]}.pyz"
@@ -105,6 +114,7 @@ def read(path: Path) -> Bundle:
             _check_blobs(plan, archive)
             if LISTING in names:
                 archive.read(LISTING)  # by its checksum; nothing in here names its digest
+            _check_scripts(inputs, archive)
             _check_frame(path, archive)
     except DAMAGE as err:
         raise StaleLock(
@@ -194,7 +204,7 @@ def _check_members(names: list[str], archive: zipfile.ZipFile) -> None:
         if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
             raise ValueError(f"{info.filename!r} is compressed; a bundle is stored")
         known = info.filename in ("__main__.py", "plan.json", "inputs.json", LISTING)
-        if not known and not info.filename.startswith(("agent/", "blobs/")):
+        if not known and not info.filename.startswith(("agent/", "blobs/", SCRIPTS)):
             raise ValueError(f"{info.filename!r} does not belong into a bundle")
 
 
@@ -247,6 +257,18 @@ def _check_blobs(plan: Plan, archive: zipfile.ZipFile) -> None:
                 found.update(piece)
         if found.hexdigest() != sha:
             raise ValueError(f"blob {sha} has the content of {found.hexdigest()}")
+
+
+def _check_scripts(inputs: Mapping[str, Any], archive: zipfile.ZipFile) -> None:
+    """Hold the scripts against what the inputs say of them; none may lack, none may be added."""
+    names = {n.removeprefix(SCRIPTS) for n in archive.namelist() if n.startswith(SCRIPTS)}
+    promised = dict(inputs.get("scripts") or {})
+    if names != set(promised):
+        raise ValueError(f"it holds the scripts {sorted(names)}, promised are {sorted(promised)}")
+    for name in names:
+        found = hashlib.sha256(archive.read(SCRIPTS + name)).hexdigest()
+        if found != dict(promised[name])["sha256"]:
+            raise ValueError(f"the script {name} has the sha256 {found}")
 
 
 def drop_older(out: Path, keep: Bundle) -> None:

@@ -32,7 +32,7 @@ from deploy.evidence import Evidence, parse, require_answer
 from deploy.gates import Gate, Visit
 from deploy.kernels import order
 from deploy.layout import HERE, Layout
-from deploy.lock import Lock, check_fresh, read_lock, write_lock
+from deploy.lock import ABSENT, Lock, check_fresh, differences, read_lock, write_lock
 from deploy.submission import Submission
 from deploy.values import PathClass
 
@@ -334,8 +334,9 @@ def _expect(found: Submission, made: Bundle) -> dict[str, Any]:
 
 def _pack(found: Submission) -> Bundle:
     made = bundles.pack(
-        found.plan, found.inputs, fill(found), found.layout.out, listing=found.base.text
-    )
+        found.plan, found.inputs, fill(found), found.layout.out,
+        listing=found.base.text, scripts={one.name: one.data for one in found.scripts},
+    )  # fmt: skip
     bundles.drop_older(found.layout.out, made)
     return made
 
@@ -382,17 +383,14 @@ def _source_links(found: Submission, pinned: Lock) -> list[tuple[str, str, str]]
 
 def _other_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The inputs without a link of their own that differ: a digest would not say which."""
-    named = ("base", "head", "files")
-    pairs = [(key, old.get(key), new.get(key)) for key in sorted({*old, *new} - {*named})]
-    return [
-        (f"inputs.{key}", _shown(was), _shown(now))
-        for key, was, now in pairs
-        if digest(was) != digest(now)
-    ]
+    linked = ("base", "head", "files")
+    was, now = ({key: v for key, v in side.items() if key not in linked} for side in (old, new))
+    found = differences(was, now, "inputs")
+    return [(place, _shown(before), _shown(after)) for place, before, after in found]
 
 
 def _shown(value: Any) -> str:
-    return "" if value is None else canonical(value).decode()
+    return "" if value is ABSENT else canonical(value).decode()
 
 
 def _bundle_links(made: Bundle, pinned: Lock) -> list[tuple[str, str, str]]:
@@ -410,13 +408,19 @@ def compare(links: Sequence[tuple[str, str, str]]) -> list[dict[str, str]]:
             raise Differs(
                 f"the first link that diverged from the lock: {link}",
                 why=f"locked {was or 'nothing'}, found {now or 'nothing'}",
-                fix=_SUSPECTS.get(link, _ANY_SUSPECT),
+                fix=_suspect(link),
             )
     return [_link(*link) for link in links]
 
 
 def _link(link: str, was: str, now: str) -> dict[str, str]:
     return {"link": link, "locked": was, "found": now}
+
+
+def _suspect(link: str) -> str:
+    if link.startswith("inputs.scripts"):
+        return "a template below docker/ changed since the lock: run `./inv lock` if that is meant"
+    return _SUSPECTS.get(link, _ANY_SUSPECT)
 
 
 _ANY_SUSPECT = (

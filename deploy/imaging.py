@@ -261,7 +261,7 @@ class _Job:
             epoch=self.found.delta.head_time,
             pin=None if _is_plain(self.found) or raw is None else Pin.parse(raw),
             base_layers=base.layers,
-            extras=handed_in(self.made, scripts.on_target(_rendered(self.found, self.pinned))),
+            extras=handed_in(self.made, self.found.scripts),
             expect=dict(self.pinned.expect.get("image") or {}),
         )
 

@@ -35,7 +35,7 @@ HEADER = "# Written by `inv lock`: what was resolved, and what must come out. Do
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LINE = re.compile(r'(?P<pad> *)(?:- (?P<item>.+)|(?P<key>"(?:[^"\\]|\\.)*"):(?: (?P<value>.+))?)')
-_ABSENT: Final = object()
+ABSENT: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def read_lock(path: Path) -> Lock:
 def check_fresh(lock: Lock, manifest: Manifest) -> None:
     """Raise StaleLock when the manifest means something else than what was locked."""
     locked, asked = lock.inputs["manifest"], manifest.meaning()
-    found = next(_differences(locked, asked, ""), None)
+    found = next(differences(locked, asked, ""), None)
     if found is None:
         return
     place, old, new = found
@@ -249,21 +249,22 @@ def _manifest_name(path: Path) -> str:
     return path.name.removesuffix(".lock.yaml")
 
 
-def _differences(old: Any, new: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
+def differences(old: Any, new: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each place where two values differ, with both sides; ABSENT where one lacks it."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in sorted(old.keys() | new.keys()):
             inner = f"{place}.{key}" if place else key
-            yield from _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), inner)
+            yield from differences(old.get(key, ABSENT), new.get(key, ABSENT), inner)
     elif isinstance(old, list) and isinstance(new, list):
         for i in range(max(len(old), len(new))):
-            was, now = (side[i] if i < len(side) else _ABSENT for side in (old, new))
-            yield from _differences(was, now, f"{place}[{i}]")
+            was, now = (side[i] if i < len(side) else ABSENT for side in (old, new))
+            yield from differences(was, now, f"{place}[{i}]")
     elif type(old) is not type(new) or old != new:
         yield place, old, new
 
 
 def _short(value: Any) -> str:
-    if value is _ABSENT:
+    if value is ABSENT:
         return "absent"
     text = printable(json.dumps(value, ensure_ascii=False, sort_keys=True))
     return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,13 +1,14 @@
 """Manifest -> the files that a person runs on a target, as text with every value quoted.
 
 `files` is this module's face. The templates below docker/ hold the words; what has to be decided is
-decided here, in one frozen view. No file holds a digest of the bundle, since the bundle holds them:
-each looks for the one bundle beside itself.
+decided here, in one frozen view. Those that follow from the manifest alone lie in every bundle and
+image, so no file holds a digest of the bundle: each looks for the one bundle beside itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ from deploy.manifest import Bench, Container, Launch, Manifest, Mount, Profile
 from deploy.render import render
 
 TEMPLATES = HERE.top / "docker"
-# What lies in launch.dir of an image or a target; the rest is for the host that builds or runs it.
+# What lies in the bundle, and in launch.dir of an image or a target. A host that has only the image
+# takes docker-run.sh out of it; the recipe for an image is of no use inside.
 ON_TARGET = (
     "ENVIRONMENT.md",
+    "docker-run.sh",
     "profile.sh",
     "run_throughput.sh",
     "start_vllm.sh",
@@ -91,21 +94,30 @@ def files(
     Raises:
         BadValues: a value that a template cannot say.
     """
+    view = _view(manifest, base, user)
     names = sorted(_names(manifest))
-    view = _view(manifest, tuple(n for n in names if n in ON_TARGET), base, user)
-    return tuple(
-        Rendered(
-            name,
-            0o755 if name.endswith(".sh") else 0o644,
-            render(_TEMPLATE.get(name, f"{name}.j2"), view, templates),
-        )
-        for name in names
-    )
+    if "Dockerfile" in names:
+        _check_recipe(view)
+    return tuple(_rendered(name, view, templates) for name in names)
 
 
-def on_target(rendered: tuple[Rendered, ...]) -> tuple[Rendered, ...]:
-    """The files that belong into launch.dir."""
-    return tuple(one for one in rendered if one.name in ON_TARGET)
+def on_target(manifest: Manifest) -> tuple[Rendered, ...]:
+    """Return the files that belong into launch.dir and into the bundle, sorted by name."""
+    view = _view(manifest, "", "")
+    return tuple(_rendered(name, view, TEMPLATES) for name in view.scripts)
+
+
+def pinned(rendered: tuple[Rendered, ...]) -> dict[str, dict[str, str]]:
+    """Return what a lock says of them: name -> mode (octal) and sha256."""
+    return {
+        one.name: {"mode": f"{one.mode:04o}", "sha256": hashlib.sha256(one.data).hexdigest()}
+        for one in rendered
+    }
+
+
+def _rendered(name: str, view: View, templates: Path) -> Rendered:
+    mode = 0o755 if name.endswith(".sh") else 0o644
+    return Rendered(name, mode, render(_TEMPLATE.get(name, f"{name}.j2"), view, templates))
 
 
 def _names(manifest: Manifest) -> Iterator[str]:
@@ -120,15 +132,15 @@ def _names(manifest: Manifest) -> Iterator[str]:
         yield "profile.sh"
 
 
-def _view(manifest: Manifest, scripts: tuple[str, ...], base: str, user: str) -> View:
+def _view(manifest: Manifest, base: str, user: str) -> View:
     view = View(
         name=manifest.name,
         image=f"dcu-bundle/{manifest.name}",
-        base=_line(base or manifest.base.image, "base.image"),
-        user=_line(user, "the base image's user"),
+        base=base or manifest.base.image,
+        user=user,
         python=manifest.base.python,
         env_script=manifest.base.env_script,
-        scripts=scripts,
+        scripts=tuple(name for name in sorted(_names(manifest)) if name in ON_TARGET),
     )
     if manifest.launch is not None:
         view = _launch_part(view, manifest, manifest.launch)
@@ -143,7 +155,7 @@ def _launch_part(view: View, manifest: Manifest, launch: Launch) -> View:
     argv = manifest.serve_argv()
     return dataclasses.replace(
         view,
-        launch_dir=_line(launch.dir, "launch.dir"),
+        launch_dir=launch.dir,
         argv=argv,
         command_lines=tuple(shlex.join(argv).splitlines()),
         port=launch.port,
@@ -203,12 +215,17 @@ def _profile_part(view: View, profile: Profile) -> View:
     return dataclasses.replace(view, tool=profile.tool, library_path=profile.library_path)
 
 
-def _line(text: str, field: str) -> str:
-    """A value that a Dockerfile takes as it is: it has no quoting that every builder knows."""
-    if any(c.isspace() or c in "\"'\\$`#[]," for c in text):
-        raise BadValues(
-            f"{field} cannot be said in a Dockerfile",
-            why=f"{text!r} holds a blank or a quote",
-            fix="name a folder or image without them",
-        )
-    return text
+def _check_recipe(view: View) -> None:
+    """Refuse what a Dockerfile cannot say: it has no quoting that every builder knows."""
+    said = {
+        "base.image": view.base,
+        "the base image's user": view.user,
+        "launch.dir": view.launch_dir,
+    }
+    for field, text in said.items():
+        if any(c.isspace() or c in "\"'\\$`#[]," for c in text):
+            raise BadValues(
+                f"{field} cannot be said in a Dockerfile",
+                why=f"{text!r} holds a blank or a quote",
+                fix="name a folder or image without them",
+            )

@@ -197,7 +197,7 @@ def _carried(manifest: Manifest, made: Bundle, verb: Verb) -> dict[str, Any]:
     if verb is Verb.START:
         options["scripts"] = {
             one.name: {"mode": f"{one.mode:04o}", "text": one.data.decode()}
-            for one in scripts.on_target(scripts.files(manifest))
+            for one in scripts.on_target(manifest)
         }
         options["bundle"] = {"name": made.path.name, "sha256": made.sha256}
     return options

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deploy import listing, series, source, wheel
+from deploy import listing, scripts, series, source, wheel
 from deploy import manifest as manifests
 from deploy.agent.plan import Extension, Plan, PlannedFile, State
 from deploy.errors import BadValues
@@ -20,6 +20,7 @@ from deploy.layout import Layout
 from deploy.lock import SCHEMA
 from deploy.manifest import Manifest
 from deploy.plan import make_plan
+from deploy.scripts import Rendered
 from deploy.values import Blob, Change, Delta
 
 # A folder beside a series that holds the base itself, for manifests that need no network.
@@ -39,6 +40,7 @@ class Submission:
     wheel: wheel.Wheel | None = None
     base: listing.Base = field(default_factory=listing.Base)
     artefacts: tuple[Artefact, ...] = ()
+    scripts: tuple[Rendered, ...] = ()  # what lies in launch.dir
     built: Mapping[str, Any] = field(default_factory=dict)  # kernels/1, of the build they are from
 
     @property
@@ -68,16 +70,18 @@ def resolve(manifest: Manifest, layout: Layout, *, worktree: bool = False) -> Su
     artefacts, built = order.finished(manifest, repo, delta, layout)
     plan = _plan(manifest, delta, tuple(_planned(manifest, one) for one in artefacts))
     base = _base(manifest, layout, repo, delta, pinned)
+    rendered = scripts.on_target(manifest)
     return Submission(
         manifest=manifest,
         layout=layout,
         repo=repo,
         delta=delta,
         plan=plan,
-        inputs=_inputs(manifest, delta, base) | _kernels(order.pinned(artefacts, built)),
+        inputs=_inputs(manifest, delta, base, rendered) | _kernels(order.pinned(artefacts, built)),
         wheel=pinned,
         base=base,
         artefacts=artefacts,
+        scripts=rendered,
         built=built,
     )
 
@@ -198,7 +202,9 @@ def _base(
     return listing.with_vendor(found, files, pinned) if files.exists() else found
 
 
-def _inputs(manifest: Manifest, delta: Delta, base: listing.Base) -> dict[str, Any]:
+def _inputs(
+    manifest: Manifest, delta: Delta, base: listing.Base, rendered: tuple[Rendered, ...]
+) -> dict[str, Any]:
     """What a lock pins and a bundle carries: no path of this machine, no clock but the commit's."""
     return {
         "schema": SCHEMA,
@@ -208,6 +214,7 @@ def _inputs(manifest: Manifest, delta: Delta, base: listing.Base) -> dict[str, A
         "head_time": delta.head_time,
         "files": [_row(change) for change in delta.changes],
         "base_files": dict(base.pin),
+        "scripts": scripts.pinned(rendered),
     }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .blobs import ZipBlobs
-from .words import Damaged, Unfit, printable
+from .words import SCRIPTS, Damaged, Unfit, printable
 
 if TYPE_CHECKING:
     from .main import Call
@@ -24,10 +24,13 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 def bring(call: Call, folder: str) -> list[str]:
     """Write what the request carries into `folder`; return the names that were written.
 
-    options: scripts {name: {"mode": "0755", "text": ...}}, bundle {"name", "sha256"}.
+    options: scripts {name: {"mode": "0755", "text": ...}}, bundle {"name", "sha256"}. A bundle that
+    is run by hand brings its own scripts, and itself unless it lies there.
     """
     scripts: Mapping[str, Any] = call.request.options.get("scripts") or {}
     bundle: Mapping[str, Any] = call.request.options.get("bundle") or {}
+    if not scripts and isinstance(call.blobs, ZipBlobs):
+        scripts, bundle = _own(call, call.blobs, folder)
     if not scripts:
         return []
     os.makedirs(folder, exist_ok=True)
@@ -44,6 +47,26 @@ def bring(call: Call, folder: str) -> list[str]:
     if bundle:
         _drop_older(folder, str(bundle["name"]), call.plan.name)
     return written
+
+
+def _own(
+    call: Call, blobs: ZipBlobs, folder: str
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """The scripts of the bundle that is running, and that bundle where it lies elsewhere."""
+    found = {}
+    for name, row in sorted(call.request.scripts.items()):
+        data = b"".join(blobs.entry(SCRIPTS + name))
+        if hashlib.sha256(data).hexdigest() != row["sha256"]:
+            raise Damaged(
+                f"the bundle's script {printable(name)} is damaged",
+                why=f"its sha256 is not {row['sha256']}",
+                fix="make the bundle again with `./inv bundle`, or upload it again",
+            )
+        found[name] = {"mode": str(row["mode"]), "text": data.decode()}
+    if not found or os.path.realpath(os.path.dirname(blobs.path)) == os.path.realpath(folder):
+        return found, {}
+    sha256 = hashlib.sha256(b"".join(blobs.whole())).hexdigest()
+    return found, {"name": f"{call.plan.name}-{sha256[:12]}.pyz", "sha256": sha256}
 
 
 def _checked(folder: str, name: str) -> str:

@@ -57,6 +57,7 @@ _VERBS = {
     Verb.STATUS: ("verbs", "status"),
     Verb.FILES: ("verbs", "files"),
     Verb.SERVICE: ("serve", "look"),
+    Verb.SCRIPTS: ("serve", "lay"),
     Verb.START: ("serve", "start"),
     Verb.RECORD: ("serve", "note"),
     Verb.STOP: ("serve", "stop"),
@@ -76,9 +77,10 @@ class Request:
     environment); wait (seconds), operator, force_running, recompile, timeout (seconds a child),
     line (descriptor whose end aborts before the commit point), agent (sha256 of these sources),
     options (settings of single verbs), manifest (its meaning, from the bundle's inputs), base_files
-    (what the lock pins of the base's listing), listing (its text, where the target has none)
-    and by_hand (a person reads `err`: end it with a sentence). options.steps_only: somebody prints
-    the evidence, so `err` gets nothing that it holds.
+    (what the lock pins of the base's listing), listing (its text, where the target has none),
+    scripts (what the lock pins of the bundle's own) and by_hand (a person reads `err`: end it with
+    a sentence). options.steps_only: somebody prints the evidence, so `err` gets nothing that it
+    holds.
     """
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
@@ -101,6 +103,7 @@ class Request:
         self.manifest: dict[str, Any] = dict(raw.get("manifest") or {})
         self.base_files: dict[str, Any] = dict(raw.get("base_files") or {})
         self.listing = str(raw.get("listing") or "")
+        self.scripts: dict[str, Any] = dict(raw.get("scripts") or {})
 
     def _place(self, raw: Mapping[str, Any], key: str) -> str:
         return str(raw.get(key) or (getattr(self.plan, key) if self.plan else "") or "")
@@ -362,7 +365,7 @@ def _agent_digest(bundle: ZipBlobs) -> str:
 
 USAGE = """\
 usage: python3 BUNDLE check|deploy|verify|restore|facts|status|files [options]
-       python3 BUNDLE service|start|stop|record|markers|measure|doctor [options]
+       python3 BUNDLE scripts|service|start|stop|record|markers|measure|doctor [options]
 
   --root DIR         the target's file system (default: /)
   --site DIR         overrides of the plan, as seen from that root
@@ -425,6 +428,7 @@ def main(argv: list[str] | None = None) -> int:
             request["inputs"] = digest(inputs)
             request["manifest"] = inputs.get("manifest")
             request["base_files"] = inputs.get("base_files")
+            request["scripts"] = inputs.get("scripts")
             request["env"] = launch_env(inputs)
         if request["options"].get("all") and LISTING in blobs.names():
             request["listing"] = b"".join(blobs.entry(LISTING)).decode("utf-8", "surrogateescape")

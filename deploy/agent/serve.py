@@ -48,6 +48,14 @@ def look(call: Call) -> None:
     _answer(call, seen, _judged(wanted, seen, expect, asked=bool(options.get("ask", True))))
 
 
+def lay(call: Call) -> None:
+    """Verb `scripts`: put the scripts and the bundle into launch.dir, for a person to run them."""
+    folder = wanted_of(call).launch.dir
+    written = bring(call, folder)
+    call.evidence["scripts"] = {"folder": folder, "written": written}
+    call.evidence["outcome"] = "brought" if written else "nothing to do"
+
+
 def start(call: Call) -> None:
     """Verb `start`: run the rendered script, then wait until one generation has been made.
 

@@ -13,6 +13,8 @@ from typing import Any
 
 # The bundle's member that says what the base holds, file by file.
 LISTING = "base.files"
+# Before the name of each rendered script in a bundle.
+SCRIPTS = "scripts/"
 
 
 class Exit(IntEnum):
@@ -42,6 +44,7 @@ class Verb(str, Enum):
     STATUS = "status"
     FILES = "files"
     SERVICE = "service"
+    SCRIPTS = "scripts"
     START = "start"
     RECORD = "record"
     STOP = "stop"

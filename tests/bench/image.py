@@ -64,7 +64,7 @@ def _edits(number: int = 0) -> dict[str, bytes | None]:
 def _order(folder: Path, base: str, number: int = 0) -> Order:
     manifest = dock.manifest(base)
     made = dock.bundle(folder / f"bundle{number}", _edits(number), meaning=manifest.meaning())
-    rendered = scripts.on_target(scripts.files(manifest))
+    rendered = scripts.on_target(manifest)
     return Order(
         bundle=made,
         base=base,

@@ -118,7 +118,7 @@ def test_the_dockerfile_makes_the_tree_and_run_config_of_the_loaded_image(
             (tmp_path / one.name).write_bytes(one.data)
         (tmp_path / "bundle.pyz").write_bytes(made.path.read_bytes())
         (tmp_path / "stray.bin").write_bytes(bytes(1 << 20))
-        extras = handed_in(made, scripts.on_target(rendered))
+        extras = handed_in(made, scripts.on_target(manifest))
         order = Order(bundle=made, base=base, reference=reference, epoch=dock.EPOCH, extras=extras)
         assemble(engine, order, Folders(tmp_path / "w", tmp_path / "c"))
         said: list[str] = []

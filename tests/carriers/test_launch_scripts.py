@@ -81,7 +81,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with open_engine() as engine, dock.base_image(engine, entries=stand_ins) as base:
         manifest = dock.manifest(base)
         made = dock.bundle(folder, meaning=manifest.meaning())
-        rendered = scripts.on_target(scripts.files(manifest))
+        rendered = scripts.on_target(manifest)
         order = Order(
             bundle=made,
             base=base,
@@ -224,7 +224,7 @@ def test_a_service_is_started_in_an_image_s_container_from_outside(
         "launch": Launch.of_manifest(manifest.meaning()).to_json(),
         "scripts": {
             one.name: {"mode": f"{one.mode:04o}", "text": one.data.decode()}
-            for one in scripts.on_target(scripts.files(manifest))
+            for one in scripts.on_target(manifest)
         },
         "bundle": {"name": made.path.name, "sha256": made.sha256},
     }

@@ -51,8 +51,10 @@ def make(
         for _, sink in wanted:
             sink.write(body)
 
-    inputs = {"manifest": manifest.meaning(), "files": rows}
-    return bundles.pack(plan, inputs, fill, folder).path
+    rendered = scripts.on_target(manifest)
+    inputs = {"manifest": manifest.meaning(), "files": rows, "scripts": scripts.pinned(rendered)}
+    texts = {one.name: one.data for one in rendered}
+    return bundles.pack(plan, inputs, fill, folder, scripts=texts).path
 
 
 def failed(path: Path) -> list[str]:
@@ -120,7 +122,7 @@ def test_a_renamed_and_an_altered_bundle_are_found(tmp_path: Path) -> None:
 
 def submission(folder: Path) -> Path:
     path = make(folder)
-    for one in scripts.on_target(scripts.files(manifests.parse(MANIFEST, "t"))):
+    for one in scripts.on_target(manifests.parse(MANIFEST, "t")):
         (folder / one.name).write_bytes(one.data)
     (folder / "README.md").write_text("# T\n\nThird-party code: none.\n")
     (folder / "result.json").write_bytes((FIXTURES / "bench_result_ok.json").read_bytes())

@@ -96,7 +96,7 @@ def target(tmp_path: Path) -> Iterator[Target]:
     plan = Plan(name="t", package="vllm", python=sys.executable, site=str(site),
                 launch_dir=str(folder), files=(entry,))  # fmt: skip
     made = bundles.pack(plan, {"manifest": manifest.meaning()}, _fill, tmp_path / "out")
-    for one in scripts.on_target(scripts.files(manifest)):
+    for one in scripts.on_target(manifest):
         (folder / one.name).write_bytes(one.data)
     (folder / made.path.name).write_bytes(made.path.read_bytes())
     keeper = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sleep", "600")

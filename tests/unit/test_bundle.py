@@ -237,6 +237,32 @@ def test_older_bundles_of_the_same_name_go_and_others_stay(tmp_path: Path) -> No
     assert all(path.exists() for path in (*others, bundle.path))
 
 
+START = b"#!/bin/sh\n"
+PINNED = {"start_vllm.sh": {"mode": "0755", "sha256": hashlib.sha256(START).hexdigest()}}
+
+
+def test_a_bundle_holds_the_scripts_that_its_inputs_promise(tmp_path: Path) -> None:
+    inputs = {**INPUTS, "scripts": PINNED}
+    bundle = pack(plan(), inputs, filler(), tmp_path, scripts={"start_vllm.sh": START})
+
+    assert read(bundle.path) == bundle
+    with zipfile.ZipFile(bundle.path) as archive:
+        assert archive.read("scripts/start_vllm.sh") == START
+
+
+@pytest.mark.parametrize(
+    "scripts", [{}, {"start_vllm.sh": b"#!/bin/sh\nexit\n"}, {"start_vllm.sh": START, "a": b""}]
+)
+def test_a_script_that_lacks_was_changed_or_was_added_stops_a_bundle(
+    scripts: dict[str, bytes], tmp_path: Path
+) -> None:
+    bundle = pack(plan(), {**INPUTS, "scripts": PINNED}, filler(), tmp_path, scripts=scripts)
+
+    with pytest.raises(StaleLock, match="cannot read the bundle") as caught:
+        read(bundle.path)
+    assert "script" in caught.value.why
+
+
 WATCHED = """
 import atexit, runpy, sys
 times = {}

@@ -172,6 +172,22 @@ def test_an_input_that_diverged_is_named_and_shown_not_only_digested(layout: Lay
     assert "dist-info/RECORD" in caught.value.why
 
 
+def test_a_template_that_changed_since_the_lock_is_named_by_its_script(layout: Layout) -> None:
+    pinned = read_lock(layout.lock("tiny"))
+    scripts = {**pinned.inputs["scripts"]}
+    assert {"start_vllm.sh", "stop_vllm.sh", "verify.sh", "ENVIRONMENT.md"} == set(scripts)
+    scripts["start_vllm.sh"] = {"mode": "0755", "sha256": "0" * 64}
+    write_lock(
+        layout.lock("tiny"),
+        Lock(inputs={**pinned.inputs, "scripts": scripts}, expect=pinned.expect),
+    )
+
+    with pytest.raises(StaleLock, match=r"inputs\.scripts\.start_vllm\.sh\.sha256") as caught:
+        verify(layout)
+
+    assert "0" * 64 in caught.value.why
+
+
 def test_a_kernel_source_that_nothing_compiles_is_the_reason_of_the_gates(
     reproduced: Layout,
 ) -> None:

@@ -25,7 +25,6 @@ ALL = {
     *ON_TARGET,
     ".dockerignore",
     "Dockerfile",
-    "docker-run.sh",
 }
 
 
