@@ -6,6 +6,8 @@ code; None is 0. What is no `BundleError` is our bug and crashes with its traceb
 
 from __future__ import annotations
 
+import atexit
+import errno
 import functools
 import inspect
 import io
@@ -14,16 +16,34 @@ import os
 import select
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 import invoke
 
 from deploy.agent.words import printable
-from deploy.errors import BadValues, BundleError, Exit
+from deploy.errors import BadValues, BundleError, Exit, NeedsPerson, UnfitTarget
+from deploy.layout import HERE
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["say", "show_json", "task"]
 
 _PIPE_CLOSED = 141  # what a shell shows for a program that SIGPIPE ended
+
+# Invoke's own letters are the first that a task has free: -w or -o would mean something else in
+# each. One letter, one flag; a flag that is not named here has none.
+_LETTERS = {
+    "name": "n",
+    "to": "t",
+    "json": "j",
+    "alias": "a",
+    "follow": "f",
+    "group": "g",
+    "worktree": "w",
+    "yes": "y",
+}
 
 # One meaning a flag, in every task.
 _FLAGS = {
@@ -54,6 +74,8 @@ class _Number(invoke.Argument):
 class _Task(invoke.Task[Any]):
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[invoke.Argument]:
         every = super().get_arguments(ignore_unknown_help)
+        for flag in every:
+            flag.names = (*flag.names, *_LETTERS.get(flag.names[0], ""))
         return [_checked(flag) if flag.kind in (int, float) else flag for flag in every]
 
 
@@ -64,7 +86,17 @@ def _checked(flag: invoke.Argument) -> _Number:
 
 def say(line: str) -> None:
     """Print one line of progress on stderr."""
-    print(printable(line), file=sys.stderr, flush=True)
+    _complain([line])
+
+
+def _complain(lines: list[str]) -> None:
+    try:
+        print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        # A full disk below `2>log` must not end a deploy half way; the answer goes to stdout.
+        _lead_nowhere(sys.stderr)
 
 
 def show_json(value: Any) -> None:
@@ -93,7 +125,7 @@ def task(
         flags = inspect.signature(body).parameters
         known = {k: v for k, v in _FLAGS.items() if k in flags}
         told = {k: _with_kind(flags[k], v) for k, v in {**known, **(help or {})}.items()}
-        return invoke.task(run, help=told, klass=_Task, **options)
+        return invoke.task(run, help=told, klass=_Task, auto_shortflags=False, **options)
 
     return wrap
 
@@ -109,12 +141,28 @@ def _outcome(act: Callable[[], int | None], *, as_json: bool) -> int:
         code = _attempt(act, as_json=as_json)
         if sys.stdout:
             sys.stdout.flush()
-        return code
     except BrokenPipeError:
         # A reader like `head` may leave early. Any other broken pipe is a child's, and our bug.
         if not _reader_left():
             raise
         return _PIPE_CLOSED
+    return _unanswered() or code
+
+
+def _unusable(err: OSError) -> BundleError | None:
+    """Return what an error of the system says of out/, which everything is made in; None: a bug.
+
+    This machine is then as unfit as a target would be (exit 3), as where `inv` cannot make .venv.
+    """
+    path, full = str(err.filename or ""), err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    if not full and not Path(path).is_relative_to(HERE.out):
+        return None
+    return UnfitTarget(
+        f"cannot use {path or 'a disk of this machine'}",
+        why=err.strerror or str(err),
+        fix=f"let {HERE.out} be a folder that can be written to, with room (`./inv gc` shows what"
+        " lies there), then ask again",
+    )
 
 
 def _attempt(act: Callable[[], int | None], *, as_json: bool) -> int:
@@ -122,13 +170,19 @@ def _attempt(act: Callable[[], int | None], *, as_json: bool) -> int:
         return int(act() or 0)
     except BundleError as err:
         return _report(err, as_json=as_json)
+    except BrokenPipeError:
+        raise
+    except OSError as err:
+        if fault := _unusable(err):
+            return _report(fault, as_json=as_json)
+        raise
     except KeyboardInterrupt:
         say("interrupted")
         return int(Exit.INTERRUPTED)
 
 
 def _report(err: BundleError, *, as_json: bool) -> int:
-    print(*map(printable, str(err).splitlines()), sep="\n", file=sys.stderr)
+    _complain(str(err).splitlines())
     if as_json:
         show_json({"schema": "error/1", "error": err.to_json()})
     return int(err.exit)
@@ -149,6 +203,71 @@ def _reader_left() -> bool:
         poll.register(stream.fileno(), 0)
         if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
             left = True
-            # The interpreter flushes once more at its end; that must not fail again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            _lead_nowhere(stream)
     return left
+
+
+def _lead_nowhere(stream: TextIO) -> None:
+    # The interpreter flushes once more at its end; that must not fail again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class _Patient(io.FileIO):
+    """Stdout that notes what it could not write: a full disk must not end a deploy half way."""
+
+    lost: OSError | None = None
+
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as err:
+            self.lost = err
+            return memoryview(data).nbytes
+
+
+def _patient(stream: TextIO) -> TextIO:
+    # Not a stream that a test or a caller put there. Nor stderr: a signal between the write and its
+    # note would have a line written twice, which a progress line may not be.
+    if not isinstance(stream, io.TextIOWrapper) or stream is not sys.__stdout__:
+        return stream
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Patient(stream.fileno(), "wb", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def _unanswered() -> int:
+    """Say that stdout did not take all of the answer, and return the exit code for it; else 0.
+
+    Whatever the task did, it did: neither "done" nor "a difference" may be what a script sees, and
+    nothing was rolled back. So a person has to look (exit 8).
+    """
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    if not isinstance(raw, _Patient) or raw.lost is None:
+        return 0
+    why, raw.lost = f"writing to stdout: {raw.lost.strerror}", None
+    fix = "make room where stdout leads, then ask again; `./inv verify` says what is true now"
+    return _report(NeedsPerson("the answer could not be written", why=why, fix=fix), as_json=False)
+
+
+@atexit.register
+def _end() -> None:
+    """Say of what Invoke itself printed (--list, --help) what is said of a task's answer."""
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+        code = _unanswered()
+    except BrokenPipeError:
+        code = _PIPE_CLOSED if _reader_left() else 1
+    if code:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+sys.stdout = _patient(sys.stdout)

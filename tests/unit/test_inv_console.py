@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,12 @@ def answer(_, code=0):
     """Return an exit code."""
     print("\\u6587\\u4ef6")
     return code
+
+@task(example="./inv make", help={"full": "on a full disk"})
+def make(_, full=False):
+    """Write to a full disk, or where nobody can mend it."""
+    with open("/dev/full" if full else "/proc/nobody", "w") as file:
+        file.write("x")
 
 @task(example="./inv pause --so-long 2", help={"so_long": "seconds"})
 def pause(_, so_long=0.0):
@@ -179,6 +186,72 @@ def test_a_closed_stdout_ends_no_task_with_a_traceback(inv) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("words", ["data", "flood", "--list", "--help data", "fail --json"])
+def test_an_answer_that_was_not_written_needs_a_person(inv, words: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = inv(*words.split(), stdout=full)
+
+    assert done.returncode == Exit.NEEDS_PERSON
+    assert done.stderr.splitlines()[-3:-1] == [
+        "the answer could not be written",
+        "  why: writing to stdout: No space left on device",
+    ]
+    assert "Traceback" not in done.stderr
+
+
+def test_progress_that_cannot_be_written_ends_no_task(inv) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = inv("data", stderr=full)
+
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == {"a": "文", "b": 1}
+
+
+def test_a_full_disk_is_an_unfit_machine(inv) -> None:
+    done = inv("make", "--full")
+
+    assert done.returncode == Exit.UNFIT
+    assert done.stderr.startswith("cannot use a disk of this machine\n  why: No space left")
+    assert done.stderr.count("\n") == 3
+
+
+def test_what_cannot_be_opened_elsewhere_is_our_bug(inv) -> None:
+    done = inv("make")
+
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A copy of this one where out is a file."""
+    top = tmp_path_factory.mktemp("checkout")
+    for name in ("deploy", "docker", "kernels", "manifests", "overlay"):
+        shutil.copytree(HERE.top / name, top / name)
+    shutil.copy(HERE.top / "tasks.py", top)
+    (top / "out").touch()
+    return top
+
+
+@pytest.mark.parametrize("words", ["lock", "plan", "bundle", "verify", "render", "report", "gc"])
+def test_an_out_that_is_no_folder_is_three_lines_and_no_traceback(checkout, words: str) -> None:
+    script = f"import sys; sys.path.insert(0, {str(checkout)!r}); sys.argv[0] = 'inv'\n"
+    script += "from invoke.main import program; program.run()"
+    argv = [sys.executable, "-c", script, "--search-root", str(checkout), words]
+
+    done = subprocess.run(
+        argv, cwd=checkout, capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert "Traceback" not in done.stderr
+    if words == "gc":  # nothing is there
+        assert done.returncode == 0
+    else:
+        assert done.returncode == Exit.UNFIT
+        assert done.stderr.startswith(f"cannot use {checkout}/out")
+        assert done.stderr.count("\n") == 3
+
+
 def test_data_goes_to_stdout_and_progress_to_stderr(inv) -> None:
     done = inv("data")
 
@@ -245,6 +318,21 @@ def test_every_text_names_a_task_as_it_is_typed_in_a_fresh_clone() -> None:
     ]
 
     assert found == []
+
+
+def test_a_letter_is_one_flag_and_a_flag_one_letter_in_every_task() -> None:
+    of_letter: dict[str, set[str]] = {}
+    of_flag: dict[str, set[tuple[str, ...]]] = {}
+    for _, flags in _every_task().values():
+        for flag in flags:
+            letters = tuple(name for name in flag.names if len(name) == 1)
+            of_flag.setdefault(flag.name, set()).add(letters)
+            for letter in letters:
+                of_letter.setdefault(letter, set()).add(flag.name)
+
+    assert {letter: names for letter, names in of_letter.items() if len(names) > 1} == {}
+    assert {name: letters for name, letters in of_flag.items() if len(letters) > 1} == {}
+    assert {"n", "t", "j", "f", "w"} <= of_letter.keys()
 
 
 def test_listing_the_tasks_imports_nothing_heavy() -> None:
