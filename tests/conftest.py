@@ -21,6 +21,9 @@ from typing import Any
 
 import pytest
 
+from tests import table
+from tests.table import Table
+
 _PROVISION = Path(__file__).with_name("provision.sh")
 _SERVICES = ("docker", "sshd", "hip", "live")
 _CANNOT_BE_HAD = 77
@@ -37,6 +40,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "plants(item): plants an item of the table, tests/table.py")
+    config.pluginmanager.register(Table())
+    config.pluginmanager.register(table)
     # A run in the background (nohup, `... &` in a script) ignores these, and so would the children
     # that tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)

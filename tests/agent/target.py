@@ -70,6 +70,22 @@ class Outcome:
         """Path -> state of every file that is not ok."""
         return {r["path"]: r["state"] for r in self.evidence["files"] if r["state"] != "ok"}
 
+    @property
+    def told(self) -> str:
+        """Exit code and first line of an error, which must be what, why and fix."""
+        return f"exit {self.code}: {self._error()[0]}"
+
+    @property
+    def reason(self) -> str:
+        """Exit code and the very cause that the error's why ends with."""
+        return f"exit {self.code}: {self._error()[1].rpartition(': ')[2]}"
+
+    def _error(self) -> tuple[str, str]:
+        lines = self.err.splitlines()
+        why = next(n for n, line in enumerate(lines) if line.startswith("  why: "))
+        assert any(line.startswith("  fix: ") for line in lines[why + 1 :]), self.err
+        return lines[why - 1], lines[why]
+
 
 @dataclass
 class Bundle:
@@ -241,6 +257,15 @@ def compile_all(target: Target) -> None:
     """Let an interpreter write its usual caches, as an image has them."""
     argv = [target.python, "-m", "compileall", "-q", str(target.top)]
     subprocess.run(argv, check=True, timeout=60)
+
+
+def assert_usable(target: Target) -> None:
+    """Deploy, verify and restore the usual change without one alarm, and leave nothing of it."""
+    before, bundle = target.snapshot(), target.usual()
+    for verb, *options in (("deploy",), ("verify", "--recompile"), ("restore",)):
+        outcome = target.run(bundle, verb, *options)
+        assert (outcome.code, outcome.states if verb == "verify" else {}) == (0, {}), outcome.err
+    assert difference(before, target.snapshot()) == {}
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tests.agent.target import (
     difference,
     state,
 )
+from tests.table import Found, plants
 
 
 def test_a_deploy_makes_the_plan_true_and_a_fresh_process_proves_it(target: Target) -> None:
@@ -172,7 +173,8 @@ def test_a_mode_only_change_is_made_on_a_new_inode_so_a_package_cache_stays_clea
     assert target.run(bundle, "verify").states == {"pack/tool.py": "wrong mode"}
 
 
-def test_a_hard_linked_original_is_never_written_through(target: Target) -> None:
+@plants("hard links into a package cache")
+def test_a_hard_linked_original_is_never_written_through(target: Target, found: Found) -> None:
     cache = target.root.parent / "cache-entry.py"
     os.link(target.top / "pack/core.py", cache)
     bundle = target.usual()
@@ -182,6 +184,7 @@ def test_a_hard_linked_original_is_never_written_through(target: Target) -> None
 
     assert cache.read_bytes() == BASE_FILES["pack/core.py"]
     assert os.stat(cache).st_ino == os.stat(target.top / "pack/core.py").st_ino
+    found("nothing to find: the cache keeps its bytes and inode")
 
 
 def test_a_planned_link_is_made_and_taken_back(target: Target) -> None:

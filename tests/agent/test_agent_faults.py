@@ -16,7 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.target import BASE_FILES, Bundle, Target, compile_all, difference, planned
+from tests.agent.target import (
+    BASE_FILES,
+    Bundle,
+    Target,
+    assert_usable,
+    compile_all,
+    difference,
+    planned,
+)
+from tests.table import Found, plants
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and chattr")
 needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="apt-get install strace")
@@ -28,15 +37,16 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Target]]:
     """Return a function that makes a target on a tmpfs with these mount options."""
     disk = tmp_path / "disk"
     disk.mkdir()
+    made = Target(disk / "root")
 
     def make(options: str) -> Target:
         argv = ("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk))
         subprocess.run(argv, check=True, timeout=60)
-        made = Target(disk / "root")
         made.make(BASE_FILES)
         return made
 
     yield make
+    assert_usable(made)
     subprocess.run(("umount", "-l", str(disk)), check=True, timeout=60)
 
 
@@ -52,9 +62,10 @@ def bundle_beside(target: Target, folder: Path, files: dict[str, bytes | None]) 
 USUAL: dict[str, bytes | None] = {"pack/core.py": b"V = 'ours'\n", "pack/fresh/a.py": b"A = 1\n"}
 
 
+@plants("disk full before the commit point")
 @needs_root
 def test_too_little_room_is_seen_before_anything_is_written(
-    small_disk: Callable[[str], Target], tmp_path: Path
+    small_disk: Callable[[str], Target], tmp_path: Path, found: Found
 ) -> None:
     target = small_disk("size=6m")
     before = target.snapshot()
@@ -65,12 +76,14 @@ def test_too_little_room_is_seen_before_anything_is_written(
     assert (outcome.code, outcome.evidence["outcome"]) == (6, "refused")
     assert "bytes free" in outcome.err
     assert target.snapshot() == before
+    found(f"deploy: {outcome.told}")
 
 
+@plants("disk full while staging")
 @needs_root
 @pytest.mark.parametrize("spare", range(12))
 def test_a_disk_that_fills_up_while_staging_leaves_nothing_behind(
-    small_disk: Callable[[str], Target], tmp_path: Path, spare: int
+    small_disk: Callable[[str], Target], tmp_path: Path, spare: int, found: Found
 ) -> None:
     target = small_disk("size=20m,nr_inodes=200")
     before = target.snapshot()
@@ -82,12 +95,14 @@ def test_a_disk_that_fills_up_while_staging_leaves_nothing_behind(
     for filler in fillers:
         filler.unlink()
     if outcome.code == 0:
+        found("nothing to find: there was just room enough")
         assert spare > 8
         outcome = target.run(bundle, "restore")
         assert outcome.code == 0
     else:
         assert (outcome.code, outcome.evidence["outcome"]) == (6, "refused")
         assert "No space left" in outcome.err
+        found(f"deploy: {outcome.reason}")
     assert difference(before, target.snapshot()) == {}
 
 
@@ -105,9 +120,10 @@ def broken(target: Target, bundle: Bundle, verb: str, call: str, how: str) -> tu
     return outcome.code, outcome.err
 
 
+@plants("disk full after the commit point")
 @needs_strace
 @pytest.mark.slow
-def test_a_failure_after_the_commit_point_is_rolled_back(target: Target) -> None:
+def test_a_failure_after_the_commit_point_is_rolled_back(target: Target, found: Found) -> None:
     compile_all(target)
     before = target.snapshot()
     bundle = target.usual()
@@ -119,6 +135,7 @@ def test_a_failure_after_the_commit_point_is_rolled_back(target: Target) -> None
         assert "No space left" in err
         assert difference(before, target.snapshot()) == {}
     assert set(codes) == {7}
+    found(f"deploy: exit 7 at each of {len(codes)} renames: rolled back")
 
 
 @needs_strace
@@ -207,8 +224,11 @@ def test_a_roll_back_that_was_killed_at_its_end_is_not_rolled_back_twice(target:
     assert number > 8
 
 
+@plants("an I/O error on read-back")
 @needs_strace
-def test_a_staged_file_that_does_not_read_back_stops_the_deploy(target: Target) -> None:
+def test_a_staged_file_that_does_not_read_back_stops_the_deploy(
+    target: Target, found: Found
+) -> None:
     before = target.snapshot()
     bundle = target.usual()
     # Only reads of this very file are made to fail: the staged twin of the first put.
@@ -221,10 +241,14 @@ def test_a_staged_file_that_does_not_read_back_stops_the_deploy(target: Target) 
     assert outcome.code == 6
     assert "Input/output error" in outcome.err
     assert target.snapshot() == before
+    found(f"deploy: {outcome.reason}")
 
 
+@plants("a read-only site")
 @needs_root
-def test_a_read_only_site_is_unfit(small_disk: Callable[[str], Target], tmp_path: Path) -> None:
+def test_a_read_only_site_is_unfit(
+    small_disk: Callable[[str], Target], tmp_path: Path, found: Found
+) -> None:
     target = small_disk("size=20m")
     bundle = bundle_beside(target, tmp_path, USUAL)
     disk = str(target.root.parent)
@@ -237,12 +261,15 @@ def test_a_read_only_site_is_unfit(small_disk: Callable[[str], Target], tmp_path
     assert "read-only" in outcome.err
     assert target.run(bundle, "check").code == 10
     assert target.snapshot() == before
+    found(f"deploy: {outcome.reason}")
+    subprocess.run(("mount", "-o", "remount,rw", disk), check=True, timeout=60)
 
 
+@plants("an immutable file")
 @needs_root
 @pytest.mark.parametrize("place", ["pack/core.py", "pack"])
 def test_an_immutable_file_or_folder_refuses_before_the_commit_point(
-    target: Target, place: str
+    target: Target, place: str, found: Found
 ) -> None:
     before = target.snapshot()
     path = str(target.top / place)
@@ -257,6 +284,7 @@ def test_an_immutable_file_or_folder_refuses_before_the_commit_point(
     assert outcome.code == 6
     assert "not permitted" in outcome.err
     assert after == before
+    found(f"deploy: {outcome.reason}")
 
 
 @pytest.fixture
@@ -266,15 +294,20 @@ def open_target() -> Iterator[Target]:
         os.chmod(name, 0o755)
         made = Target(Path(name) / "root", python="/usr/bin/python3")
         made.make(BASE_FILES)
+        before = {place: os.lstat(place) for place in made.root.rglob("*")}
         yield made
+        for place, info in before.items():
+            os.chown(place, info.st_uid, info.st_gid, follow_symlinks=False)
+        assert_usable(made)
 
 
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
+@plants("no right to write")
 @needs_root
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="apt-get install util-linux")
-def test_without_the_right_to_write_nothing_changes(open_target: Target) -> None:
+def test_without_the_right_to_write_nothing_changes(open_target: Target, found: Found) -> None:
     bundle = open_target.usual()
     os.chmod(bundle.path, 0o644)
     before = open_target.snapshot()
@@ -284,12 +317,14 @@ def test_without_the_right_to_write_nothing_changes(open_target: Target) -> None
     assert outcome.code == 6
     assert "Permission denied" in outcome.err
     assert open_target.snapshot() == before
+    found(f"deploy: {outcome.reason}")
 
 
+@plants("a file of another owner")
 @needs_root
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="apt-get install util-linux")
 def test_a_file_of_another_owner_in_an_own_site_is_refused_not_taken_over(
-    open_target: Target,
+    open_target: Target, found: Found
 ) -> None:
     for folder, folders, files in os.walk(open_target.root):
         for name in ["", *folders, *files]:
@@ -304,6 +339,24 @@ def test_a_file_of_another_owner_in_an_own_site_is_refused_not_taken_over(
     assert outcome.code == 6
     assert "not permitted" in outcome.err
     assert open_target.snapshot() == before
+    found(f"deploy: {outcome.reason}")
+
+
+@needs_strace
+@plants("a stale lock of a dead process")
+def test_the_lock_of_a_process_that_died_holds_nobody_up(target: Target, found: Found) -> None:
+    bundle = target.usual()
+    options = ("--operator", "who died")
+    died = target.run(bundle, "deploy", *options, wrap=faulty("syncfs:signal=KILL:when=1"))
+    assert died.code == -signal.SIGKILL
+    assert b"who died" in target.read(".dcu-bundle/lock")
+
+    after = target.run(bundle, "deploy")
+
+    assert (after.code, after.evidence["outcome"]) == (0, "deployed")
+    assert not target.exists(".dcu-bundle/lock")
+    assert target.run(bundle, "restore").code == 0
+    found("nothing to find: the next deploy is not held up")
 
 
 def slowed(target: Target, bundle: Bundle, call: str, *options: str) -> subprocess.Popen[str]:
@@ -327,8 +380,11 @@ def agent_of(tracer: int) -> int:
     return int(Path(f"/proc/{tracer}/task/{tracer}/children").read_text().split()[0])
 
 
+@plants("two deploys at once")
 @needs_strace
-def test_a_second_operator_is_told_who_and_since_when_and_can_wait(target: Target) -> None:
+def test_a_second_operator_is_told_who_and_since_when_and_can_wait(
+    target: Target, found: Found
+) -> None:
     bundle = target.usual()
     first = slowed(target, bundle, "syncfs", "--operator", "first at desk 7")
     wait_for(target.top / ".dcu-bundle/lock")
@@ -344,6 +400,8 @@ def test_a_second_operator_is_told_who_and_since_when_and_can_wait(target: Targe
         assert part in refused.err
     assert (waited.code, waited.evidence["outcome"]) == (0, "nothing to do")
     assert not target.exists(".dcu-bundle/lock")
+    found(f"deploy: {refused.told}; --wait")
+    assert target.run(bundle, "restore").code == 0
 
 
 @needs_strace
@@ -421,8 +479,9 @@ MAP = (
 )
 
 
+@plants("a mapped .so")
 def test_a_process_that_maps_a_file_is_named_and_lives_on_with_its_old_bytes(
-    target: Target,
+    target: Target, found: Found
 ) -> None:
     old, new = b"OLD BYTES" * 1000, b"NEW BYTES" * 1000
     target.write("pack/ext.so", old)
@@ -443,6 +502,8 @@ def test_a_process_that_maps_a_file_is_named_and_lives_on_with_its_old_bytes(
     assert forced.code == 0
     assert target.read("pack/ext.so") == new
     assert out == "b'OLD BYTE'\n"
+    found(f"deploy: {refused.told}: its pid")
+    assert target.run(bundle, "restore").code == 0
 
 
 def test_a_reinstalled_wheel_is_seen_file_by_file(target: Target) -> None:
@@ -462,7 +523,8 @@ def test_a_reinstalled_wheel_is_seen_file_by_file(target: Target) -> None:
     assert target.states(bundle=bundle) == {}
 
 
-def test_clocks_that_are_off_by_years_do_not_matter(target: Target) -> None:
+@plants("a clock off by years")
+def test_clocks_that_are_off_by_years_do_not_matter(target: Target, found: Found) -> None:
     bundle = target.usual()
     for year in (0, 4 * 10**18):
         for folder, _, names in os.walk(target.top):
@@ -474,9 +536,11 @@ def test_clocks_that_are_off_by_years_do_not_matter(target: Target) -> None:
         assert target.imported("pack.core") == "ours"
         assert target.run(bundle, "restore").code == 0
         assert difference(before, target.snapshot()) == {}
+    found("nothing to find: deploy, verify, import, restore")
 
 
-def test_a_link_swapped_in_the_middle_never_leads_out(target: Target) -> None:
+@plants("a link swapped in the middle")
+def test_a_link_swapped_in_the_middle_never_leads_out(target: Target, found: Found) -> None:
     bundle = target.usual()
     outside = target.root.parent / "outside"
     shutil.copytree(target.top / "pack", outside)
@@ -507,3 +571,8 @@ def test_a_link_swapped_in_the_middle_never_leads_out(target: Target) -> None:
     assert set(codes) <= {0, 3, 6, 7, 8}  # an answer every time, never a traceback
     assert {p.name: (p.read_bytes(), p.stat().st_ino) for p in outside.glob("*.*")} == before
     assert sorted(p.name for p in outside.iterdir()) == sorted({*before, "lonely"})
+    link.unlink()
+    found(
+        "the descriptors: nothing left the root; exits " + ", ".join(map(str, sorted(set(codes))))
+    )
+    assert target.run(bundle, "restore").code == 0

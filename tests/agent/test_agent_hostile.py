@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from deploy import bundle as bundles
 from deploy.agent.tree import TreeReader, TreeWriter
 from deploy.agent.words import BundleError, Exit, Refused
+from deploy.errors import StaleLock
 from tests.agent.target import NEW_FILES, Bundle, Target, difference, planned, pythons
+from tests.table import Found, plants
 
 OLD = [version for version in ("2.7", "3.6", "3.7", "3.8", "3.9") if version in pythons()]
 
@@ -57,12 +60,13 @@ def with_plan(bundle: Bundle, change: Callable[[Any], object]) -> Bundle:
 BAD_PATHS = [
     "../outside.py", "pack/../../outside.py", "/etc/outside.py", "pack//core.py", "./pack/core.py",
     "pack/core.py/", "", "pack/\0.py", ".dcu-bundle/receipt.json", "pack/__pycache__/core.pyc",
-    "pack/" + "n" * 256, "pack/\ud800.py",
+    "pack/" + "n" * 256,
 ]  # fmt: skip
 
 
+@plants("a path that escapes, lexically or absolute")
 @pytest.mark.parametrize("path", BAD_PATHS)
-def test_a_path_that_leaves_its_place_is_refused(target: Target, path: str) -> None:
+def test_a_path_that_leaves_its_place_is_refused(target: Target, path: str, found: Found) -> None:
     before = target.snapshot()
     bundle = with_plan(target.usual(), lambda plan: plan["files"][0].update(path=path))
 
@@ -70,11 +74,19 @@ def test_a_path_that_leaves_its_place_is_refused(target: Target, path: str) -> N
         outcome = target.run(bundle, verb)
         assert (outcome.code, outcome.evidence["outcome"]) == (4, "damaged")
         assert len(outcome.err.splitlines()) == 3
+        found(f"{verb}: {outcome.told}")
 
     assert target.snapshot() == before
 
 
-def test_control_characters_in_names_never_reach_the_terminal(target: Target) -> None:
+def test_half_a_character_in_a_path_is_damage(target: Target) -> None:
+    bundle = with_plan(target.usual(), lambda plan: plan["files"][0].update(path="pack/\ud800.py"))
+    outcome = target.run(bundle, "deploy")
+    assert outcome.told == "exit 4: the bundle is damaged"
+
+
+@plants("control characters in names")
+def test_control_characters_in_names_never_reach_the_terminal(target: Target, found: Found) -> None:
     name = "pack/\x1b[2J\n\x07core.py"
     bundle = target.bundle(target.plan(planned(name, b"V = 1\n")), [b"V = 1\n"])
     target.write(name, b"somebody's\n")
@@ -86,9 +98,11 @@ def test_control_characters_in_names_never_reach_the_terminal(target: Target) ->
     for text in (refused.err, verified.err):
         assert "\\x1b[2J\\n\\x07core.py" in text
         assert "\x1b" not in text
+    found("deploy: exit 6, verify: exit 10; shown as escapes")
 
 
-def test_a_flipped_byte_anywhere_in_the_documents_is_found(target: Target) -> None:
+@plants("a flipped byte in a bundle")
+def test_a_flipped_byte_anywhere_in_the_documents_is_found(target: Target, found: Found) -> None:
     before = target.snapshot()
     bundle = target.usual()
     for name in ("plan.json", "inputs.json"):
@@ -99,6 +113,7 @@ def test_a_flipped_byte_anywhere_in_the_documents_is_found(target: Target) -> No
         outcome = target.run(rewritten(bundle, spoil), "deploy")
         assert outcome.code == 4
         assert name in outcome.err
+        found(f"deploy: {outcome.told}")
     assert target.snapshot() == before
 
 
@@ -111,8 +126,11 @@ def test_a_missing_plan_and_a_plan_of_another_schema_are_named(target: Target) -
     assert "plan/9" in other.err
 
 
+@plants("a name twice in a bundle")
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_name_that_stands_twice_and_a_packed_entry_are_refused(target: Target) -> None:
+def test_a_name_that_stands_twice_and_a_packed_entry_are_refused(
+    target: Target, found: Found
+) -> None:
     before = target.snapshot()
     twice, packed = target.usual(), target.usual()
     with zipfile.ZipFile(twice.path, "a") as file:
@@ -126,17 +144,25 @@ def test_a_name_that_stands_twice_and_a_packed_entry_are_refused(target: Target)
     assert "twice" in first.err
     assert "only store" in second.err
     assert target.snapshot() == before
+    found(f"deploy: {first.reason}")
 
 
-def test_a_truncated_bundle_never_deploys(target: Target) -> None:
+@plants("a truncated bundle")
+def test_a_truncated_bundle_never_deploys(target: Target, found: Found) -> None:
     before = target.snapshot()
     bundle = target.usual()
     whole = bundle.path.read_bytes()
     step = len(whole) // 12
     # From one step on: an empty file is an empty program, which ends well and says nothing.
+    codes = set()
     for size in range(step, len(whole), step):
         bundle.path.write_bytes(whole[:size])
-        assert target.run(bundle, "deploy").code != 0
+        codes.add(target.run(bundle, "deploy").code)
+        with pytest.raises(StaleLock) as caught:
+            bundles.read(bundle.path)
+        codes.add(caught.value.exit)
+    assert 0 not in codes
+    found("reading it: exit 4; by hand Python does not start it")
     assert target.snapshot() == before
 
 
@@ -151,7 +177,8 @@ def test_nested_json_without_end_is_refused(target: Target) -> None:
 # --- links on the target ---
 
 
-def test_a_site_behind_links_inside_the_root_is_deployed_to(target: Target) -> None:
+@plants("a site that is a symlink")
+def test_a_site_behind_links_inside_the_root_is_deployed_to(target: Target, found: Found) -> None:
     real = target.top
     moved = target.root / "opt/site"
     moved.parent.mkdir()
@@ -165,6 +192,7 @@ def test_a_site_behind_links_inside_the_root_is_deployed_to(target: Target) -> N
     assert (moved / "pack/core.py").read_bytes() == NEW_FILES["pack/core.py"]
     assert target.run(bundle, "restore").code == 0
     assert difference(before, target.snapshot()) == {}
+    found("nothing to find: deploy, verify, restore")
 
 
 @pytest.mark.parametrize("absolute", [True, False])
@@ -184,8 +212,11 @@ def test_a_package_behind_a_link_inside_the_root_keeps_its_link(
     assert target.states(bundle=bundle) == {}
 
 
+@plants("a link inside the root that leads out")
 @pytest.mark.parametrize("link", ["absolute", "relative"])
-def test_a_package_behind_a_link_out_of_the_root_is_refused(target: Target, link: str) -> None:
+def test_a_package_behind_a_link_out_of_the_root_is_refused(
+    target: Target, link: str, found: Found
+) -> None:
     outside = target.root.parent / "outside"
     shutil.move(target.top / "pack", outside)
     to = str(outside) if link == "absolute" else "../../../../../outside"
@@ -197,8 +228,12 @@ def test_a_package_behind_a_link_out_of_the_root_is_refused(target: Target, link
         outcome = target.run(bundle, verb)
         assert outcome.code == 6
         assert "leads out of" in outcome.err
+        assert outcome.told.endswith(f"leads out of {target.root}")
+        found(f"{verb}: exit 6: leads out of the root")
 
     assert {path: path.read_bytes() for path in outside.rglob("*.py")} == before
+    (target.top / "pack").unlink()
+    shutil.move(outside, target.top / "pack")
 
 
 def test_a_package_that_is_a_link_to_a_source_checkout_is_refused(target: Target) -> None:

@@ -7,12 +7,14 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.agent.target import NEW_FILES, Bundle, Target, compile_all, difference, planned
+from tests.table import Found, plants
 
 CALLS = ("linkat", "renameat", "unlinkat", "mkdirat", "fchmod", "fsync", "syncfs", "ftruncate")
 STRACE = shutil.which("strace")
@@ -36,6 +38,11 @@ def killed(target: Target, bundle: Bundle, verb: str, call: str, number: int) ->
     assert target.run(bundle, verb, wrap=wrap).code == -signal.SIGKILL
 
 
+def mended(points: Sequence[tuple[str, int]]) -> str:
+    """What the table says of a sweep that every call ended well."""
+    return f"the next call, after each of {len(points)} system calls"
+
+
 def destinations(target: Target, files: dict[str, bytes | None]) -> dict[str, bytes | None]:
     return {path: target.read(path) if target.exists(path) else None for path in files}
 
@@ -47,11 +54,12 @@ def assert_old_or_new(
         assert found in (old[path], new[path]), path
 
 
+@plants("kill -9 in a deploy of 5 files")
 @needs_strace
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_deploy_killed_anywhere_leaves_old_or_new_and_the_next_call_mends_it(
-    target: Target,
+    target: Target, found: Found
 ) -> None:
     compile_all(target)
     before = target.snapshot()
@@ -68,12 +76,14 @@ def test_a_deploy_killed_anywhere_leaves_old_or_new_and_the_next_call_mends_it(
             assert target.run(bundle, "verify").states == {}, (call, number)
         assert target.run(bundle, "restore").code == 0, (call, number)
         assert difference(before, target.snapshot()) == {}, (call, number)
+    found(mended(points))
 
 
+@plants("kill -9 in a deploy of 40 files")
 @needs_strace
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_deploy_of_forty_files_survives_the_same(target: Target) -> None:
+def test_a_deploy_of_forty_files_survives_the_same(target: Target, found: Found) -> None:
     for number in range(40):
         target.write(f"pack/m{number}.py", b"V = 0\n")
     compile_all(target)
@@ -93,12 +103,16 @@ def test_a_deploy_of_forty_files_survives_the_same(target: Target) -> None:
         assert target.run(bundle, "verify").states == {}, (call, number)
         assert target.run(bundle, "restore").code == 0, (call, number)
         assert difference(before, target.snapshot()) == {}, (call, number)
+    found(mended(points))
 
 
+@plants("kill -9 in a restore")
 @needs_strace
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_restore_killed_anywhere_is_exact_after_the_next_one(target: Target) -> None:
+def test_a_restore_killed_anywhere_is_exact_after_the_next_one(
+    target: Target, found: Found
+) -> None:
     compile_all(target)
     before = target.snapshot()
     bundle = target.usual()
@@ -110,6 +124,7 @@ def test_a_restore_killed_anywhere_is_exact_after_the_next_one(target: Target) -
         killed(target, bundle, "restore", call, number)
         assert target.run(bundle, "restore").code == 0, (call, number)
         assert difference(before, target.snapshot()) == {}, (call, number)
+    found(mended(points))
 
 
 @needs_strace
@@ -135,11 +150,14 @@ def test_a_second_plan_killed_anywhere_still_leads_back_to_the_first_original(
         assert difference(before, target.snapshot()) == {}, (call, number)
 
 
+@plants("kill -9 in the call that mends")
 @needs_strace
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("commit", [False, True])
-def test_the_mending_call_may_itself_be_killed_anywhere(target: Target, commit: bool) -> None:
+def test_the_mending_call_may_itself_be_killed_anywhere(
+    target: Target, commit: bool, found: Found
+) -> None:
     compile_all(target)
     before = target.snapshot()
     bundle = target.usual()
@@ -162,6 +180,7 @@ def test_the_mending_call_may_itself_be_killed_anywhere(target: Target, commit: 
         assert difference(without_inodes(before), found) == {}, (call, number)
         shutil.rmtree(target.root)
         copy_with_links(saved, target.root)
+    found(mended(again))
 
 
 def second_plan(target: Target) -> Bundle:

@@ -1,8 +1,8 @@
-"""The planted table: states that look like success, each found by the check that is for it.
+"""The tree of the real wheel, for rows of the planted table (tests/table.py).
 
-A row is a fault planted on the real wheel's tree. `Row.found` is everything that verify said, so a
-neighbour that spoke up fails the row as surely as a check that stayed silent; the same verify on
-the clean state, before and after, shows that the check can pass.
+What is compared is everything that verify said, so a neighbour that spoke up fails the row as
+surely as a check that stayed silent; the same verify on the clean state, before and after, shows
+that the check can pass.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from deploy import flow, submission, wheel
 from deploy.bundle import Bundle
 from deploy.carriers.local import lay_root
 from deploy.layout import HERE
-
-_ROWS: list[tuple[str, str, str]] = []
 
 
 @dataclass(frozen=True)
@@ -136,23 +134,3 @@ def clean(deployed: Site) -> Iterator[Site]:
     assert deployed.said("--recompile") == (0, set())
     yield deployed
     assert deployed.said("--recompile") == (0, set())
-
-
-@pytest.fixture
-def row(request: pytest.FixtureRequest) -> Any:
-    """Add a row to the table: what was planted, and what found it."""
-
-    def add(planted: str, found_by: str, neighbours: str = "silent; clean state passes") -> None:
-        _ROWS.append((planted, found_by, neighbours))
-
-    return add
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if not _ROWS:
-        return
-    widths = [max(len(row[i]) for row in _ROWS) for i in range(3)]
-    terminalreporter.section("planted states")
-    for line in _ROWS:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        terminalreporter.write_line("  ".join(cells).rstrip())

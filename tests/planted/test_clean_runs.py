@@ -29,6 +29,7 @@ import pytest
 from deploy import bundle as bundles
 from deploy.agent.listing import Entry, text_of
 from tests.agent.target import BASE_FILES, NEW_FILES, Target, difference, planned, pythons
+from tests.table import Found, plants
 
 pytestmark = pytest.mark.slow
 
@@ -207,8 +208,9 @@ def equal_part(evidence: Mapping[str, Any]) -> str:
 _FIRST: dict[str, str] = {}
 
 
+@plants("nothing, 50 times, in varied environments")
 @pytest.mark.parametrize("place", range(RUNS), indirect=True)
-def test_a_clean_run_raises_no_alarm_in_any_environment(place: Place) -> None:
+def test_a_clean_run_raises_no_alarm_in_any_environment(place: Place, found: Found) -> None:
     before = place.target.snapshot()
     expected = {
         ("check",): (10, "would change"),
@@ -231,6 +233,7 @@ def test_a_clean_run_raises_no_alarm_in_any_environment(place: Place) -> None:
             said = equal_part(evidence)
             assert said == _FIRST.setdefault(" ".join(argv), said)
     assert difference(before, place.target.snapshot()) == {}
+    found("nothing to find: check, deploy, verify, audit, restore")
 
 
 def test_every_value_of_every_setting_is_met() -> None:

@@ -11,6 +11,7 @@ import pytest
 from deploy import document
 from deploy.document import List, Map, Node, Text
 from deploy.errors import BadValues, Exit
+from tests.table import Found, plants
 
 
 def nodes(text: str | bytes) -> Node:
@@ -182,6 +183,7 @@ def alias_flood(levels: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+@plants("an alias flood")
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
@@ -197,7 +199,7 @@ def alias_flood(levels: int) -> str:
     ],
     ids=["alias flood", "just too deep", "lists", "mappings", "many values"],
 )
-def test_a_flood_is_refused_before_it_costs_anything(text: str, fault: str) -> None:
+def test_a_flood_is_refused_before_it_costs_anything(text: str, fault: str, found: Found) -> None:
     tracemalloc.start()
     try:
         assert fault in refusal(text)[0]
@@ -205,6 +207,7 @@ def test_a_flood_is_refused_before_it_costs_anything(text: str, fault: str) -> N
     finally:
         tracemalloc.stop()
     assert peak < 40 * 2**20
+    found("exit 2: a bound on values and depth", "below the bound, aliases are read")
 
 
 def test_aliases_below_the_bound_are_shared_and_read() -> None:

@@ -25,6 +25,7 @@ from deploy.evidence import Evidence, parse
 from deploy.gates import Visit
 from deploy.layout import HERE, Layout
 from deploy.wheel import Wheel, base_commit, unpack
+from tests.table import Found, plants
 
 HUGE = 100 << 20
 MEMORY = 400 << 20  # bytes of address space that are enough to refuse anything
@@ -63,11 +64,12 @@ def one_line(file: Any) -> None:
         file.write(b"a" * (1 << 20))
 
 
+@plants("100 MB of YAML")
 @pytest.mark.slow
 @pytest.mark.parametrize("fill", [yaml_lines, one_line])
 @pytest.mark.parametrize("what", READ)
 def test_a_hundred_megabytes_of_text_are_refused_in_three_lines(
-    what: str, fill: Callable[[Any], None], tmp_path: Path
+    what: str, fill: Callable[[Any], None], tmp_path: Path, found: Found
 ) -> None:
     layout = Layout(tmp_path)
     paths = {
@@ -95,6 +97,7 @@ def test_a_hundred_megabytes_of_text_are_refused_in_three_lines(
     assert len(done.stdout.splitlines()) == 3
     assert "bytes" in done.stdout
     assert time.monotonic() - began < 10
+    found(f"exit {done.returncode}: its size, in {MEMORY >> 20} MB", "nothing of it was read")
 
 
 def bomb(path: Path, declared: int, packed: bytes) -> None:
@@ -123,9 +126,10 @@ def bomb(path: Path, declared: int, packed: bytes) -> None:
     path.write_bytes(raw[:local] + bytes(head) + packed + bytes(central))
 
 
+@plants("a zip bomb as a wheel")
 @pytest.mark.parametrize("declared", [1, 4096, 2**32 - 2])
 def test_a_member_that_unpacks_to_more_than_it_declares_is_refused_and_writes_little(
-    declared: int, tmp_path: Path
+    declared: int, tmp_path: Path, found: Found
 ) -> None:
     wheel = tmp_path / "bomb.whl"
     bomb(wheel, declared, zlib.compress(bytes(64 << 20), 9)[2:-4])
@@ -138,15 +142,20 @@ def test_a_member_that_unpacks_to_more_than_it_declares_is_refused_and_writes_li
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "repo.git.lock") in (
         [["bomb.whl"], ["bomb.whl", "repo.git.new"]]
     )
+    found("exit 4: more than it declares", "nothing was written")
 
 
-def test_a_bundle_that_is_packed_small_and_unpacks_large_is_refused(tmp_path: Path) -> None:
+@plants("a zip bomb as a bundle")
+def test_a_bundle_that_is_packed_small_and_unpacks_large_is_refused(
+    tmp_path: Path, found: Found
+) -> None:
     path = tmp_path / "bomb.pyz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made:
         made.writestr("plan.json", bytes(64 << 20))
     with pytest.raises(StaleLock) as caught:
         bundles.read(path)
     assert "compressed" in caught.value.why
+    found(f"exit {caught.value.exit}: it is compressed", "nothing was written")
 
 
 # --- what a target says
@@ -192,7 +201,8 @@ SAID = {
 }
 
 
-def test_nothing_that_a_target_says_moves_the_cursor() -> None:
+@plants("control characters in what a target says")
+def test_nothing_that_a_target_says_moves_the_cursor(found: Found) -> None:
     evidence = Evidence(poisoned(SAID))
     visit = Visit(
         target="ssh:a" + ESCAPE, evidence=evidence, error=evidence.error, met="x" + ESCAPE
@@ -208,6 +218,7 @@ def test_nothing_that_a_target_says_moves_the_cursor() -> None:
     for text in texts:
         assert "owned" in text
         assert [c for c in text if c != "\n" and not c.isprintable()] == []
+    found("the report: shown as escapes", "all the rest is shown")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +263,8 @@ def test_a_diff_shows_what_it_would_do_and_hides_nothing_behind_escapes() -> Non
     assert "\x1b" not in text
 
 
-def test_binary_and_huge_files_are_one_line_each() -> None:
+@plants("a binary diff")
+def test_binary_and_huge_files_are_one_line_each(found: Found) -> None:
     gone = Side("1" * 64, 5_000_000)
     text = unified(
         {"a.so": gone}, {"a.so": Side("2" * 64, 7), "new.so": Side("3" * 64, 9)}, ("t", "p")
@@ -262,15 +274,18 @@ def test_binary_and_huge_files_are_one_line_each() -> None:
         f"{told}a.so (111111111111, 5000000 bytes -> 222222222222, 7 bytes)",
         f"{told}new.so (absent -> 333333333333, 9 bytes)",
     ]
+    found("plan --diff: one line with both digests", "nothing else is shown")
 
 
+@plants("a huge diff")
 @pytest.mark.slow
-def test_the_worst_megabyte_is_compared_in_no_time() -> None:
+def test_the_worst_megabyte_is_compared_in_no_time(found: Found) -> None:
     old = b"".join(b"%d\n" % (n * 7919 % 100_003) for n in range(140_000))[: 1 << 20]
     new = b"".join(b"%d\n" % (n * 104_729 % 100_003) for n in range(140_000))[: 1 << 20]
     began = time.monotonic()
     assert unified({"a": side(old)}, {"a": side(new)}, ("t", "p"))
     assert time.monotonic() - began < 20
+    found("plan --diff: compared at once", "silent")
 
 
 def test_the_users_own_git_settings_run_nothing_and_change_nothing(

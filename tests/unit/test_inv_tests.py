@@ -39,7 +39,9 @@ class Frame:
     def __init__(self, top: Path) -> None:
         self.top = top
         (top / "tests/provision.d").mkdir(parents=True)
-        for name in ("tests/conftest.py", "tests/provision.sh", "pyproject.toml"):
+        for name in (
+            "tests/conftest.py", "tests/table.py", "tests/provision.sh", "pyproject.toml"
+        ):  # fmt: skip
             shutil.copy(HERE.top / name, top / name)
         self.service("docker", "exit 0")
         self.service("live", "exit 0")

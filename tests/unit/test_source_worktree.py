@@ -15,6 +15,7 @@ from deploy.errors import BadValues
 from deploy.layout import HERE
 from deploy.source import Rules, delta, worktree_commit
 from deploy.values import Delta
+from tests.table import Found, plants
 
 RULES = Rules(include=("vllm/**",), ignore={"tests/**": "not installed"})
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.invalid")
@@ -379,7 +380,8 @@ def test_the_traps_are_real(repo: Checkout, tmp_path: Path) -> None:
     assert mark.exists()
 
 
-def test_a_hostile_repository_runs_nothing(repo: Checkout, tmp_path: Path) -> None:
+@plants("a git repository with hooks and odd config")
+def test_a_hostile_repository_runs_nothing(repo: Checkout, tmp_path: Path, found: Found) -> None:
     mark = tmp_path / "ran"
     poisoned(repo, mark)
 
@@ -389,6 +391,7 @@ def test_a_hostile_repository_runs_nothing(repo: Checkout, tmp_path: Path) -> No
     worktree_commit(repo.folder, RULES)
 
     assert not mark.exists()
+    found("nothing to find: no hook and no command ran", "the one change is seen")
 
 
 def test_a_partial_clone_fetches_nothing_behind_our_back(repo: Checkout, tmp_path: Path) -> None:
