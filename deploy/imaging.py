@@ -74,7 +74,8 @@ def build_image(
         return _to_file(job, tag, _archive_path(output), fresh=fresh)
     with open_engine() as engine, job.base(engine, pull=pull) as (reference, base):
         order = job.order(reference, base, tag)
-        return build(engine, order, job.folders, progress=_Meter("load"), fresh=fresh)
+        meters = {"progress": _Meter("load"), "looking": _Meter("look")}
+        return build(engine, order, job.folders, **meters, fresh=fresh)
 
 
 def build_dockerfile(name: str, layout: Layout = HERE, *, tag: str = "") -> Built:
@@ -116,7 +117,8 @@ def reproduce(
     want = dict(pinned.expect.get("image") or {})
     with open_engine() as engine, job.base(engine, pull=False) as (reference, base):
         order = dataclasses.replace(job.order(reference, base, tag), expect={})
-        built = build(engine, order, job.folders, progress=_Meter("load"), fresh=True)
+        meters = {"progress": _Meter("load"), "looking": _Meter("look")}
+        built = build(engine, order, job.folders, **meters, fresh=True)
         tree = _tree_inside(engine, built.reference, made)
     if found.wheel is not None and _is_plain(found):
         links += flow.compare([("base image", ",".join(base.diff_ids), ",".join(built.base))])

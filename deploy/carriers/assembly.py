@@ -27,7 +27,7 @@ from deploy.carriers.engine import NAME, Ended, Engine, Progress, Store
 from deploy.errors import Differs, StaleLock, UnfitTarget
 from deploy.image import base as bases
 from deploy.image import bytecode, record
-from deploy.image.archive import Image, Reference, archive_size, stream
+from deploy.image.archive import Image, Reference, archive_size, descriptors, stream
 from deploy.image.base import Files, Memory, Pin, Seen, resolve
 from deploy.image.config import Added, Base, Descriptor, config_document, content_id
 from deploy.image.layer import Entry, Flavour, Layer, confirm, write_layer
@@ -181,12 +181,14 @@ def build(
     folders: Folders,
     *,
     progress: Progress | None = None,
+    looking: Progress | None = None,
     fresh: bool = False,
     output: Path | None = None,
 ) -> Built:
     """Build and load an image; do nothing when it is there already. `fresh` believes no cache.
 
-    `output` names a file for the archive that was loaded (thin: it needs the base beside it).
+    `output` names a file for the archive that was loaded (thin: it needs the base beside it);
+    `looking` is told the bytes that are read to learn what blobs the base is kept in.
 
     Raises:
         UnfitTarget, StaleLock: the base is absent, or not the pinned one; nothing was written.
@@ -200,7 +202,7 @@ def build(
         require_expected(known, order.expect)
         return known
     with (
-        _ground(engine, base, folders, fresh=fresh) as ground,
+        _ground(engine, base, folders, looking, fresh=fresh) as ground,
         _withdrawn_on_doubt(engine, order.reference),
         assembled(ground, order, folders, fresh=fresh) as image,
     ):
@@ -269,18 +271,43 @@ def _require_loadable(engine: Engine, image: Image) -> None:
     """A content store follows the manifest to the base's blobs, so they must be named rightly."""
     if engine.store is Store.CONTAINERD and not image.complete:
         raise UnfitTarget(
-            "this engine keeps images in containerd, and the base's blobs are not known",
-            why="an image loaded without their digests and sizes cannot be saved or built upon",
-            fix="use an engine with the classic store, or build the rendered Dockerfile there",
+            "this engine keeps images in containerd, and does not tell in which blobs the base is",
+            why="what it saves of the base holds no manifest with these layers; an image loaded"
+            " without their digests and sizes cannot be saved or built upon",
+            fix="pull the base again, or build the rendered Dockerfile there",
         )
 
 
+def _with_blobs(engine: Engine, base: Base, files: Memory, looking: Progress | None) -> Base:
+    """The base with its blobs as a content store keeps them: compressed, as they were pulled.
+
+    Inspect does not show them, and a registry may be out of reach; what the engine saves names
+    them. An engine with the classic store has no such blobs, and saves slowly.
+    """
+    if engine.store is not Store.CONTAINERD or len(base.layers) == len(base.diff_ids):
+        return base
+
+    def ask() -> tuple[str, ...]:
+        with engine.saving(base.id, looking) as saved:
+            return tuple(
+                json.dumps([blob.digest, blob.size, blob.media_type])
+                for blob in descriptors(saved, base.diff_ids)
+            )
+
+    rows = [json.loads(text) for text in files.learn("blobs of the base", ask)]
+    layers = tuple(Descriptor(digest=d, size=size, media_type=kind) for d, size, kind in rows)
+    return dataclasses.replace(base, layers=layers)
+
+
 @contextlib.contextmanager
-def _ground(engine: Engine, base: Base, folders: Folders, *, fresh: bool) -> Iterator[Ground]:
+def _ground(
+    engine: Engine, base: Base, folders: Folders, looking: Progress | None, *, fresh: bool
+) -> Iterator[Ground]:
     cache = None if fresh else folders.cache / f"{base.id.removeprefix('sha256:')}.json"
     with contextlib.ExitStack() as stack:
         files = Memory(_Lazy(engine, base.id, stack), cache)
-        yield Ground(base=base, files=files, engine=engine)
+        known = _with_blobs(engine, base, files, looking)
+        yield Ground(base=known, files=files, engine=engine)
 
 
 @contextlib.contextmanager

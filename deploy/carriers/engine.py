@@ -225,6 +225,14 @@ class Engine:
         """The image as a `docker save` tar, in slices; its bytes are not the same twice."""
         return cast(Iterator[bytes], self._client.get_image(image))
 
+    @contextlib.contextmanager
+    def saving(self, image: str, progress: Progress | None = None) -> Iterator[IO[bytes]]:
+        """The same as a stream that may be left before its end."""
+        path = f"/images/{image}/get"
+        with _answer(self._client, path, {}, f"save {image}") as stream:
+            assert stream is not None
+            yield cast(IO[bytes], _Counting(stream, progress)) if progress else stream
+
     def pull(self, reference: str, progress: Progress | None = None) -> None:
         """Pull an image, by digest where the reference has one.
 
@@ -354,23 +362,45 @@ class Still:
                 parts = (member.name.rstrip("/").split("/") for member in tar)
                 return next((p[1] for p in parts if len(p) > 1 and p[1] not in known), "")
 
-    @contextlib.contextmanager
-    def _archive(self, path: str) -> Iterator[IO[bytes] | None]:
-        client = self._client
-        url = f"{client.base_url}/v{client.api_version}/containers/{self._container}/archive"
-        # The answer is a tar of the whole folder; leaving early closes it after the first header.
-        plain = {"Accept-Encoding": "identity"}  # or the engine deflates the tar
-        with client.get(url, params={"path": path}, stream=True, headers=plain) as answer:
-            if answer.status_code == 404:
-                yield None
-            elif answer.status_code != 200:
-                raise Unreachable(
-                    f"cannot read {path} in the image",
-                    why=f"the engine answered {answer.status_code}: {answer.text[:300]}",
-                    fix="see the engine's log",
-                )
-            else:
-                yield cast(IO[bytes], answer.raw)
+    def _archive(self, path: str) -> contextlib.AbstractContextManager[IO[bytes] | None]:
+        place = f"/containers/{self._container}/archive"
+        return _answer(self._client, place, {"path": path}, f"read {path} in the image")
+
+
+@contextlib.contextmanager
+def _answer(
+    client: docker.APIClient, path: str, params: Mapping[str, str], what: str
+) -> Iterator[IO[bytes] | None]:
+    """A big answer of the engine as a stream, None where it knows no such thing.
+
+    Leaving early closes it: a tar of a whole folder, for instance, after the first header.
+    """
+    url = f"{client.base_url}/v{client.api_version}{path}"
+    plain = {"Accept-Encoding": "identity"}  # or the engine deflates the tar
+    with client.get(url, params=dict(params), stream=True, headers=plain) as answer:
+        if answer.status_code == 404:
+            yield None
+        elif answer.status_code != 200:
+            raise Unreachable(
+                f"cannot {what}",
+                why=f"the engine answered {answer.status_code}: {answer.text[:300]}",
+                fix="see the engine's log",
+            )
+        else:
+            yield cast(IO[bytes], answer.raw)
+
+
+class _Counting:
+    """A stream that says how much of it was read; how long it is nobody knows."""
+
+    def __init__(self, stream: IO[bytes], progress: Progress) -> None:
+        self._stream, self._progress, self._done = stream, progress, 0
+
+    def read(self, size: int) -> bytes:
+        piece = self._stream.read(size)
+        self._done += len(piece)
+        self._progress(self._done, 0)
+        return piece
 
 
 @contextlib.contextmanager

@@ -7,11 +7,12 @@ gigabytes beneath it; a full one holds everything and needs no engine.
 from __future__ import annotations
 
 import io
+import json
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from deploy.agent.words import canonical
 
@@ -21,6 +22,7 @@ from .layer import Layer
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 _RECORD = 10240  # tar pads its end to this
 _SLICE = 1 << 20
+_LARGEST = 4 << 20  # bytes of a manifest or config: what registries take at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,43 @@ def _members(image: Image) -> list[_Member]:
     ]
 
 
+def descriptors(saved: IO[bytes], diff_ids: Sequence[str]) -> tuple[Descriptor, ...]:
+    """The blobs behind `diff_ids`, out of what an engine saves of an image; () when it hides them.
+
+    Only the small documents are looked at, and reading stops at the manifest and config that belong
+    together: the blobs themselves may be gigabytes.
+    """
+    manifests: list[dict[str, Any]] = []
+    configs: set[str] = set()
+    with tarfile.open(fileobj=saved, mode="r|") as tar:
+        for member in tar:
+            document = _document(tar, member)
+            if "layers" in document and "config" in document:
+                manifests.append(document)
+            elif (document.get("rootfs") or {}).get("diff_ids") == list(diff_ids):
+                configs.add(member.name)
+            for manifest in manifests:
+                if _blob(manifest["config"]["digest"]) in configs:
+                    rows = manifest["layers"]
+                    return tuple(
+                        Descriptor(digest=r["digest"], size=r["size"], media_type=r["mediaType"])
+                        for r in rows
+                    )
+    return ()
+
+
+def _document(tar: tarfile.TarFile, member: tarfile.TarInfo) -> dict[str, Any]:
+    """A JSON object that is what its name says, or an empty one."""
+    content = tar.extractfile(member) if member.isreg() and member.size < _LARGEST else None
+    if content is None:
+        return {}
+    data = content.read()
+    if not data.startswith(b"{") or member.name != _blob(sha256(data)):
+        return {}
+    found = json.loads(data)
+    return found if isinstance(found, dict) else {}
+
+
 def _held(name: str, data: bytes) -> _Member:
     return _Member(name, len(data), lambda: io.BytesIO(data))
 
@@ -177,4 +216,12 @@ def stream(image: Image) -> Iterator[bytes]:
     yield bytes(1024 + -(sent + 1024) % _RECORD)
 
 
-__all__ = ["LAYER_TYPE", "Image", "Reference", "archive_size", "index_document", "stream"]
+__all__ = [
+    "LAYER_TYPE",
+    "Image",
+    "Reference",
+    "archive_size",
+    "descriptors",
+    "index_document",
+    "stream",
+]

@@ -1,7 +1,8 @@
 #!/bin/sh
 # A Docker engine and a runnable base image for the tests of images and containers.
 #
-#   docker.sh start    install what is missing, start dockerd if none answers, make the base image
+#   docker.sh start    install what is missing, start dockerd if none answers, make the base image,
+#                      lay a newer engine into a folder, which tests start for themselves
 #   docker.sh stop     stop the dockerd that `start` started, and no other
 #   docker.sh status   say what is there; 0 when the engine answers and the base is in it
 #
@@ -16,6 +17,7 @@ suite=bookworm
 image=dcu-test/base:1
 packages=python3,openssh-server,strace,procps,sudo
 tar=$state/base-1.tar
+newer=$state/newer # the root of a Debian whose engine can keep images in containerd
 
 say() { printf 'docker: %s\n' "$*" >&2; }
 
@@ -80,6 +82,19 @@ make_base() {
         --change 'CMD ["bash"]' "$tar" "$image" >/dev/null
 }
 
+# Its tests say that it is missing; the others do not need it.
+lay_newer() {
+    [ ! -x "$newer/usr/sbin/dockerd" ] || return 0
+    say "laying a newer engine with debootstrap (about a minute)"
+    as_root rm -rf "$newer.part"
+    if as_root debootstrap --variant=minbase --include=docker.io trixie "$newer.part" >"$state/newer.log" 2>&1; then
+        as_root mv "$newer.part" "$newer"
+    else
+        tail -n 5 "$state/newer.log" >&2
+        say "there is no newer engine"
+    fi
+}
+
 start() {
     mkdir -p "$state"
     exec 9>"$state/lock"
@@ -87,6 +102,7 @@ start() {
     install_packages
     start_daemon 9>&-
     make_base
+    lay_newer
 }
 
 stop() {
