@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy import bundle as bundles
-from deploy import fleet, gates, inventory, listing, report, source, submission, wheel
+from deploy import fleet, gates, inventory, listing, pinning, report, source, submission, wheel
 from deploy.agent.words import Verb, canonical, digest
 from deploy.bundle import Bundle
 from deploy.carriers import Carrier, Request, in_turn
@@ -50,8 +50,6 @@ def plan(name: str, layout: Layout = HERE, *, worktree: bool = False) -> Submiss
 
 def lock(name: str, layout: Layout = HERE) -> tuple[Lock, bool]:
     """Resolve a manifest and pin everything; return the lock and whether the file changed."""
-    from deploy import imaging
-
     found = plan(name, layout)
     for own in listing.unlike_base(found.plan, found.base):
         say(
@@ -59,7 +57,7 @@ def lock(name: str, layout: Layout = HERE) -> tuple[Lock, bool]:
             " a deploy refuses it until overlay.accept names this file with this sha256"
         )
     packed = _pack(found)
-    expect = {**_expect(found, packed), **imaging.expect(found, packed)}
+    expect = {**_expect(found, packed), **pinning.expect(found, packed)}
     made = Lock(inputs=found.inputs, expect=expect)
     return made, write_lock(layout.lock(found.name), made)
 
