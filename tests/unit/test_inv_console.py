@@ -268,6 +268,14 @@ def test_help_shows_the_flags_and_an_example(inv) -> None:
     assert "print one JSON value" in done.stdout
 
 
+def test_usage_says_what_was_typed() -> None:
+    argv = [HERE.top / "inv", "--help", "plan"]
+
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+
+    assert done.stdout.startswith("Usage: ./inv [--core-opts] plan ")
+
+
 @lru_cache  # Invoke gives each flag's help away once
 def _every_task() -> dict[str, tuple[str, tuple]]:
     """The name of each task, its docstring and its arguments."""
