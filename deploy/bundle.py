@@ -94,16 +94,23 @@ def pack(
     return Bundle(path=path, sha256=sha256, plan=plan, inputs=inputs, agent=agent_digest())
 
 
-def read(path: Path) -> Bundle:
+def read(path: Path, *, pinned: str = "") -> Bundle:
     """Open a bundle that somebody brought; every member is checked before anything is believed.
 
+    With `pinned`, the sha256 of a bundle that was packed here, the file must be that one to the
+    byte, and then its members need no check of their own.
+
     Raises:
-        StaleLock: it is not a whole, unaltered bundle of this product.
+        StaleLock: it is not a whole, unaltered bundle of this product, or not the pinned one.
     """
     try:
+        sha256 = file_sha256(path)
+        if pinned and sha256 != pinned:
+            raise _not_pinned(path, sha256, pinned)
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-            _check_members(names, archive)
+            if not pinned:
+                _check_members(names, archive)
             plan = Plan.parse(_document(archive, "plan.json"))
             inputs = _document(archive, "inputs.json")
             if not isinstance(inputs, dict):
@@ -111,18 +118,23 @@ def read(path: Path) -> Bundle:
             agent = _agent_digest(
                 (n.removeprefix("agent/"), archive.read(n)) for n in names if _is_agent(n)
             )
-            _check_blobs(plan, archive)
-            if LISTING in names:
-                archive.read(LISTING)  # by its checksum; nothing in here names its digest
-            _check_scripts(inputs, archive)
-            _check_frame(path, archive)
+            if not pinned:
+                _check_contents(path, plan, inputs, archive)
     except DAMAGE as err:
         raise StaleLock(
             f"cannot read the bundle {path}",
             why=f"{type(err).__name__}: {err}",
             fix="fetch or make it again (`./inv bundle`) and compare its sha256 with the lock's",
         ) from err
-    return Bundle(path=path, sha256=file_sha256(path), plan=plan, inputs=inputs, agent=agent)
+    return Bundle(path=path, sha256=sha256, plan=plan, inputs=inputs, agent=agent)
+
+
+def _not_pinned(path: Path, sha256: str, pinned: str) -> StaleLock:
+    return StaleLock(
+        f"{path.name} is not the bundle that was locked",
+        why=f"its sha256 is {sha256}, the lock pins {pinned}",
+        fix=f"remove {path}; it is made again from the source",
+    )
 
 
 def agent_digest() -> str:
@@ -215,6 +227,16 @@ def _document(archive: zipfile.ZipFile, name: str) -> Any:
     if canonical(found) != raw:
         raise ValueError(f"{name} is not written as a bundle's")
     return found
+
+
+def _check_contents(
+    path: Path, plan: Plan, inputs: Mapping[str, Any], archive: zipfile.ZipFile
+) -> None:
+    _check_blobs(plan, archive)
+    if LISTING in archive.namelist():
+        archive.read(LISTING)  # by its checksum; nothing in here names its digest
+    _check_scripts(inputs, archive)
+    _check_frame(path, archive)
 
 
 def _check_frame(path: Path, archive: zipfile.ZipFile) -> None:

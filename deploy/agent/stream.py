@@ -37,7 +37,7 @@ from .plan import Plan
 from .receipt import read_receipt
 from .store import Aside, Store
 from .tree import TreeReader
-from .words import Exit, Interrupted, Refused, Verb
+from .words import BundleError, Exit, Interrupted, Refused, Verb
 
 BEAT = 3.0  # seconds between signs of life
 SILENCE = 30.0  # seconds without a byte of an expected content until the line is given up
@@ -198,7 +198,8 @@ def serve(job: Mapping[str, Any], parts: Mapping[str, str], codes: Mapping[str, 
 
     job: requests (each as `main.run` takes it, but for the plan; the second one runs in a process
     of its own, only if the first went well), plan (sha256 of the part that holds it), alias,
-    state_dir, if_needed (first verify, and do nothing where all is well). `parts` are texts by
+    state_dir, if_needed (first verify, and do nothing where all is well; a deploy of what is
+    there already does so unasked). `parts` are texts by
     sha256, checked by the loader; `codes` are the agent's modules, compiled.
     """
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a server under nohup would have us ignore it
@@ -220,9 +221,10 @@ def _answer(
     requests = [{**request, "plan": plan} for request in job["requests"]]
     # Made before anything is changed, and before there are threads: the process that verifies is
     # not the one that applied, and has none of its memory.
+    check = Later(_check(requests)) if job["if_needed"] or _is_there(requests) else None
     later = [Later(request) for request in requests[1:]]
     line.watch()
-    said = _in_turn(requests[0], later, StreamBlobs(line, store), line, job)
+    said = _in_turn(requests[0], check, later, StreamBlobs(line, store), line)
     line.done()
     stored = _keep(store, {sha: text.encode() for sha, text in parts.items()})
     key = f"{sys.implementation.cache_tag}-{sys.hexversion:x}-{job['agent']}"
@@ -233,16 +235,40 @@ def _answer(
     line.say(b"E", json.dumps(answer).encode())
 
 
+def _check(requests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The verify that shows whether there is anything to do: the one that is asked for, or one."""
+    asked = (request for request in requests if request["verb"] == Verb.VERIFY.value)
+    return next(asked, {**requests[0], "verb": Verb.VERIFY.value})
+
+
+def _is_there(requests: Sequence[Mapping[str, Any]]) -> bool:
+    """True when a deploy that is to be verified is what the target has already, as it says.
+
+    Then one verify shows all that a deploy which changes nothing and a verify would.
+    """
+    if [request["verb"] for request in requests] != [Verb.DEPLOY.value, Verb.VERIFY.value]:
+        return False
+    asked, plan = requests[0], Plan.parse(requests[0]["plan"])
+    try:
+        tree = TreeReader(str(asked.get("root") or "/"), str(asked.get("site") or plan.site))
+        return read_receipt(tree).plan == plan.digest
+    except (BundleError, OSError):
+        return False  # the deploy will say it
+
+
 def _in_turn(
     first: Mapping[str, Any],
+    check: Later | None,
     later: Sequence[Later],
     blobs: StreamBlobs,
     line: Line,
-    job: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    if job["if_needed"]:
-        found = _call({**first, "verb": Verb.VERIFY.value}, MemoryBlobs(), io.StringIO())
+    if check is not None:
+        # Told only where it ends the matter: else the deploy tells what it finds.
+        found = check.finish(None)
         if found["exit"] == Exit.OK:
+            for one in later:
+                one.leave()
             line.write("nothing to do: all is as planned")
             return [found]
     said = [_call(first, blobs, line)]
@@ -302,17 +328,17 @@ class Later:
         finally:
             os._exit(code)
 
-    def finish(self, line: Line) -> dict[str, Any]:
-        """Let it do its work, pass its progress on, and return its evidence."""
+    def finish(self, line: Line | None) -> dict[str, Any]:
+        """Let it do its work, pass its progress on to `line`, and return its evidence."""
         os.write(self._go, b"!")
         found = {}
         with open(self._said, encoding="utf-8") as voice:
             for text in voice:
                 said = json.loads(text)
-                if isinstance(said, str):
-                    line.write(said)
-                else:
+                if not isinstance(said, str):
                     found = said
+                elif line is not None:
+                    line.write(said)
         self.leave()
         if not found:
             raise RuntimeError(f"the process that had to {self.verb} ended without an answer")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.agent.plan import ABSENT, Plan, PlannedFile, State
+from deploy.agent.words import canonical
 
 AGENT = Path(__file__).resolve().parents[2] / "deploy" / "agent"
 SITE = "/usr/lib/python3/dist-packages"
@@ -96,14 +97,16 @@ class Bundle:
 
     @classmethod
     def write(cls, path: Path, plan: Plan, blobs: Mapping[str, bytes]) -> Bundle:
+        """Write one member by member; unlike `deploy.bundle.pack` it takes wrong contents too."""
+        members = {f"agent/{source.name}": source.read_bytes() for source in AGENT.glob("*.py")}
+        members["__main__.py"] = members.pop("agent/__main__.py")
+        members["plan.json"], members["inputs.json"] = canonical(plan.to_json()), b"{}"
+        members |= {f"blobs/{sha}": data for sha, data in blobs.items()}
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as file:
-            for source in sorted(AGENT.glob("*.py")):
-                top = "" if source.name == "__main__.py" else "agent/"
-                file.writestr(top + source.name, source.read_bytes())
-            file.writestr("plan.json", json.dumps(plan.to_json()))
-            file.writestr("inputs.json", "{}")
-            for sha, data in sorted(blobs.items()):
-                file.writestr(f"blobs/{sha}", data)
+            for name, data in sorted(members.items()):
+                info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+                info.create_system, info.external_attr = 3, 0o100644 << 16
+                file.writestr(info, data)
         return cls(path, plan)
 
 

@@ -60,7 +60,7 @@ from deploy.carriers.ssh import Ssh
 from deploy.carriers.ssh_config import load
 from deploy.inventory import Host
 loaded = time.perf_counter() - start
-made = bundle.read(Path(options["bundle"]))
+made = bundle.read(Path(options["bundle"]), pinned=options["sha256"])  # as a lock has it
 config = load([Path(options["config"])])
 pins = {alias: {options["pin"]: "pinned"} for alias in options["aliases"]}
 def target(alias):
@@ -74,7 +74,7 @@ said = fleet.each([target(a) for a in options["aliases"]], work, name=lambda one
 for found in said:
     if isinstance(found, Exception):
         raise found
-    assert [int(one.exit) for one in found] == [0, 0], [one.error for one in found]
+    assert not any(int(one.exit) for one in found), [one.error for one in found]
 usage = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps({
     "loaded": loaded, "memory": usage.ru_maxrss * 1024, "cpu": usage.ru_utime + usage.ru_stime,
@@ -211,6 +211,7 @@ class _Bench:
         }
         options = {
             "bundle": str((made or self.bundle).path),
+            "sha256": (made or self.bundle).sha256,
             "config": str(self._config(port)),
             "pin": self.sshd.fingerprint,
             "memory": str(self.folder / "memory"),

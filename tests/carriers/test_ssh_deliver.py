@@ -76,12 +76,25 @@ def test_a_second_deploy_sends_no_content_and_changes_nothing(remote: Remote) ->
     remote.deploy(bundle)
     before = remote.target.snapshot()
 
-    said = remote.deploy(bundle)
+    [said] = remote.deploy(bundle)
 
-    assert said[0].outcome == "nothing to do"
-    assert said[0].raw["incidental"]["received"] == 0
-    assert said[0].raw["incidental"]["sent"] < 30_000
+    # One verify shows all: that nothing is to be done, and that it is as planned.
+    assert (said.exit, said.outcome, said.raw["verb"]) == (Exit.OK, "verified", Verb.VERIFY)
+    assert said.raw["met"] == "deployed"
+    assert said.raw["incidental"]["sent"] < 30_000
     assert difference(before, remote.target.snapshot()) == {}
+
+
+def test_a_file_that_was_changed_since_the_deploy_is_refused_as_ever(remote: Remote) -> None:
+    bundle = remote.bundle()
+    remote.deploy(bundle)
+    remote.target.write("pack/core.py", b"edited by hand\n")
+
+    [said] = remote.deploy(bundle)
+
+    assert (said.exit, said.raw["verb"]) == (Exit.REFUSED, Verb.DEPLOY)
+    assert said.raw["met"] == "drifted"
+    assert remote.target.read("pack/core.py") == b"edited by hand\n"
 
 
 def test_a_redeploy_to_a_bare_site_takes_every_content_from_the_store(remote: Remote) -> None:
@@ -122,7 +135,7 @@ def test_without_a_writable_home_everything_comes_over_the_line(
         bundle = remote.bundle()
 
         assert [found.exit for found in remote.deploy(bundle)] == [Exit.OK, Exit.OK]
-        assert [found.exit for found in remote.deploy(bundle)] == [Exit.OK, Exit.OK]
+        assert [found.exit for found in remote.deploy(bundle)] == [Exit.OK]
 
         assert remote.is_new()
 
