@@ -284,12 +284,14 @@ def _check_blobs(plan: Plan, archive: zipfile.ZipFile) -> None:
 def _check_scripts(inputs: Mapping[str, Any], archive: zipfile.ZipFile) -> None:
     """Hold the scripts against what the inputs say of them; none may lack, none may be added."""
     names = {n.removeprefix(SCRIPTS) for n in archive.namelist() if n.startswith(SCRIPTS)}
-    promised = dict(inputs.get("scripts") or {})
+    promised = inputs.get("scripts") or {}
+    if not isinstance(promised, dict) or not all(isinstance(r, dict) for r in promised.values()):
+        raise ValueError("the scripts of inputs.json are no mapping of mappings")
     if names != set(promised):
         raise ValueError(f"it holds the scripts {sorted(names)}, promised are {sorted(promised)}")
     for name in names:
         found = hashlib.sha256(archive.read(SCRIPTS + name)).hexdigest()
-        if found != dict(promised[name])["sha256"]:
+        if found != promised[name]["sha256"]:
             raise ValueError(f"the script {name} has the sha256 {found}")
 
 

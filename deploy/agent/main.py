@@ -448,10 +448,10 @@ def launch_env(inputs: Mapping[str, Any]) -> dict[str, str]:
 def _document(bundle: ZipBlobs, name: str) -> dict[str, Any]:
     """Return one of the bundle's JSON objects. Raises Damaged."""
     try:
-        raw = b"".join(bundle.entry(name))
-        found = json.loads(raw)
-        # Half a character and what is no number have no digest; JSON brings them in only so.
-        if any(word in raw for word in (b"\\u", b"NaN", b"Infinity")):
+        text = b"".join(bundle.entry(name)).decode("utf-8")  # json would take half a character
+        found = json.loads(text)
+        # As an escape it is taken still. Like what is no number, it has no digest.
+        if any(word in text for word in ("\\u", "NaN", "Infinity")):
             digest(found)
         if isinstance(found, dict):
             return found
