@@ -190,7 +190,7 @@ class Line:
             channel = self.transport.open_session(_WINDOW, timeout=self._limits.channel)
             _exec(channel, command)
             stream = Stream(channel, self._watch)
-            stream.send(head)
+            self._send_head(stream, head)
         except (OSError, EOFError, paramiko.SSHException) as err:
             raise Unreachable(
                 "cannot start a command on the target",
@@ -198,6 +198,14 @@ class Line:
                 fix="nothing was asked of it yet; try again, and look at the target's sshd",
             ) from err
         return stream
+
+    def _send_head(self, stream: Stream, head: bytes) -> None:
+        try:
+            stream.send(head)
+        except OSError:
+            if not self.transport.is_active():
+                raise
+            # The command has ended already, and said why: that is read next.
 
     def cut(self) -> None:
         """Drop the line at once; whoever waits on it wakes up. Safe from any thread."""

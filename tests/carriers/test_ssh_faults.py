@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from deploy.agent.words import Exit, Verb
-from deploy.carriers.ssh_line import Limits
+from deploy.carriers.ssh_line import Limits, connect
 from deploy.errors import BundleError, Unreachable
 from tests.agent.target import BASE_FILES, NEW_FILES, difference
 from tests.carriers.relay import Relay
@@ -280,3 +280,14 @@ def test_a_clock_that_is_off_by_years_does_not_matter(tmp_path: Path, clock: str
     year = int(said[0].raw["incidental"]["time"][:4])
     assert abs(year - time.gmtime().tm_year) > 15
     assert again.exit == Exit.OK
+
+
+def test_what_a_command_said_is_read_though_it_ended_before_it_was_fed(remote: Remote) -> None:
+    ssh = remote.carrier()
+    with connect(ssh.host.ssh, config=ssh.config, pins=ssh.pins, label=ssh.alias) as line:
+        # More than any window holds: it can only be sent to somebody who reads.
+        stream = line.start("echo spoken; echo why >&2; exit 3", bytes(16 << 20))
+        heard = stream.receive()
+        status = stream.finish()
+
+    assert (heard, stream.said, status) == (b"spoken\n", "why", 3)
