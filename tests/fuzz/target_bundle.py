@@ -38,6 +38,8 @@ def seeds() -> dict[str, bytes]:
         site="/s",
         files=tuple(_file(path, text) for path, text in zip(("p/a.py", "p/b.txt"), TEXTS)),
     )
+    script = {"mode": "0755", "sha256": hashlib.sha256(TEXTS[0]).hexdigest()}
+    inputs = {"schema": 1, "scripts": {"start.sh": script}}
     contents = {hashlib.sha256(text).hexdigest(): text for text in TEXTS}
 
     def fill(wanted: Iterator[tuple[str, bundles.Sink]]) -> None:
@@ -46,7 +48,9 @@ def seeds() -> dict[str, bytes]:
 
     small = io.BytesIO()
     with tempfile.TemporaryDirectory() as folder:
-        whole = bundles.pack(plan, {"schema": 1}, fill, Path(folder), listing="files/1\n")
+        whole = bundles.pack(
+            plan, inputs, fill, Path(folder), listing="files/1\n", scripts={"start.sh": TEXTS[0]}
+        )
         with zipfile.ZipFile(whole.path) as full, zipfile.ZipFile(small, "w") as made:
             for info in full.infolist():
                 # Sixty sources, a million bytes that no reader looks into, are three too.

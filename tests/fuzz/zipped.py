@@ -121,14 +121,19 @@ def _content(parts: Parts, choose: random.Random, anew: Anew) -> None:
 
 
 def _document(parts: Parts, choose: random.Random, _: Anew) -> None:
-    """Change one value of a JSON document, so that it is one still."""
+    """Change one value of a JSON document, so that it is one still, in the form of a bundle's."""
     found = [m for m in parts.members if m.name.endswith(b".json")]
     if not found:
         return
     member = choose.choice(found)
     try:
         root = {"": json.loads(member.content)}
-        text = json.dumps(_changed(root, choose)[""])
+        text = json.dumps(
+            _changed(root, choose)[""],
+            sort_keys=True,
+            separators=(",", ":"),
+            ensure_ascii=choose.random() < 0.1,
+        )
     except (ValueError, RecursionError, KeyError):
         return
     member.content = text.encode("utf-8", "surrogatepass")
