@@ -291,8 +291,11 @@ def _no_server(seen: Mapping[str, Any]) -> str:
     if run is None:
         return "no server runs, and none was recorded"
     log = (seen["log"] or {}).get("path", "")
-    killed = [str(kill["task"]) for kill in (seen.get("oom") or {}).get("ours", ())]
+    oom = seen.get("oom") or {}
+    killed = [str(kill["task"]) for kill in oom.get("ours", ())]
     why = f"; the kernel ended {', '.join(killed)} for want of memory" if killed else ""
+    if oom.get("error"):
+        why = f"; whether memory ran out cannot be told ({printable(oom['error'])})"
     return f"no server runs; the one recorded (pid {run['pid']}) is {run['state']}{why}; read {log}"
 
 

@@ -98,7 +98,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One start, as it was recorded. `receipt` names the deploy that it ran on (sha256)."""
+    """One start, as it was recorded.
+
+    `receipt` names the deploy that it ran on (sha256), `group` the cgroup that limits its memory.
+    """
 
     folder: str
     pid: int
@@ -110,6 +113,7 @@ class Run:
     log: str = LOG
     port: int = 0
     receipt: str = ""
+    group: str = ""
 
     @property
     def log_path(self) -> str:
@@ -132,6 +136,7 @@ class Run:
             "log": self.log,
             "port": self.port,
             "receipt": self.receipt,
+            "group": self.group,
         }
 
 
@@ -208,6 +213,7 @@ def _run(folder: str, raw: Mapping[str, Any]) -> Run:
         log=os.path.basename(str(raw.get("log") or LOG)),
         port=int(raw.get("port") or 0),
         receipt=str(raw.get("receipt") or ""),
+        group=str(raw.get("group") or ""),
     )
 
 

@@ -1,8 +1,8 @@
 """Read what the kernel said of processes that it ended for want of memory, and whose they were.
 
 The kernel's log is the host's: it tells of every container, and of days ago. A line is this
-service's only if it names this container's cgroup and lies after the start; what cannot be told is
-counted and not blamed on anybody.
+service's only if it names the service's cgroup, or else this container's, and lies after the start;
+what cannot be told is counted and not blamed on anybody.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ _RECORD = re.compile(
 )
 _KILL = re.compile(r"^oom-kill:.*task_memcg=(?P<group>[^,]*),task=(?P<task>[^,]*),pid=(?P<pid>\d+)")
 _ID = re.compile(r"[0-9a-f]{64}")
+_GIVEN = frozenset({"/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/run/.containerenv"})
+_GIVER = re.compile(r"containers/([0-9a-f]{64})/")
+_FIRST = "cgroup:[4026531835]"  # the number is the kernel's own constant (linux/proc_ns.h)
 _MOST = 20000  # records of a kernel's ring that are read
 
 
@@ -49,27 +52,44 @@ def parse(lines: Iterable[str]) -> tuple[Kill, ...]:
     return tuple(found)
 
 
-def attributed(kills: Iterable[Kill], container: str, since: float) -> tuple[tuple[Kill, ...], int]:
-    """Return this container's kills after `since`, and how many later ones nobody can attribute.
+def attributed(
+    kills: Iterable[Kill], container: str, since: float, group: str = ""
+) -> tuple[tuple[Kill, ...], int]:
+    """Return the service's kills after `since`, and how many later ones nobody can attribute.
 
-    `container` is this container's id (64 digits), "" outside of containers, "?" where it is not
-    known: then nothing is attributed.
+    `group` is the cgroup in which the service was started. Where nobody could note it, this
+    container's kills are taken for its: `container` is its id (64 digits), "" outside of
+    containers, "?" where it is not known: then nothing is attributed.
     """
     later = [kill for kill in kills if kill.seconds >= since]
+    if group:
+        return tuple(kill for kill in later if kill.group == group), 0
     if container == "?":
         return (), len(later)
     ours = tuple(kill for kill in later if _container(kill.group) == container)
     return ours, 0
 
 
-def look(since: float) -> dict[str, Any]:
+def look(since: float, group: str = "") -> dict[str, Any]:
     """Read the kernel's log; `error` says why it cannot be read."""
     try:
         kills = parse(_records())
     except OSError as err:
         return {"ours": [], "unattributed": 0, "error": f"the kernel's log: {err.strerror}"}
-    ours, unknown = attributed(kills, here(), since)
+    ours, unknown = attributed(kills, here(), since, group)
     return {"ours": [kill.to_json() for kill in ours], "unattributed": unknown, "error": ""}
+
+
+def group_of(pid: int) -> str:
+    """Return the cgroup that limits a process's memory, as the kernel's log names it; "" if untold.
+
+    In a namespace of cgroups the paths are other ones than the kernel's.
+    """
+    if os.readlink("/proc/self/ns/cgroup") != _FIRST:
+        return ""
+    rows = [row.split(":", 2) for row in text(f"/proc/{pid}/cgroup").splitlines()]
+    groups = {name: path for _, names, path in rows for name in names.split(",")}
+    return groups.get("memory", groups.get("", ""))
 
 
 def here() -> str:
@@ -77,10 +97,12 @@ def here() -> str:
     group = text("/proc/self/cgroup")
     if _ID.search(group):
         return _container(group)
-    # In a cgroup namespace the path is "/"; what Docker mounts into a container names it still.
-    mounted = re.findall(r"/containers/([0-9a-f]{64})/", text("/proc/self/mountinfo"))
-    if mounted:
-        return str(mounted[0])
+    # In a cgroup namespace the path is "/"; what the engine mounts into a container names it still.
+    # Only that: a host shows mounts of all its containers, below the engine's own folders.
+    for row in text("/proc/self/mountinfo").splitlines():
+        source, place = row.split(" ")[3:5]
+        if place in _GIVEN and (named := _GIVER.search(source)):
+            return named[1]
     inside = os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv")
     return "?" if inside else ""
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import faults, health, log, machine, service
+from . import faults, health, log, machine, oom, service
 from .bring import bring
 from .faults import Fault
 from .launch import Launch, NoRecord, Run, read_run, record
@@ -107,6 +107,7 @@ def note(call: Call) -> None:
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         port=wanted.launch.port,
         receipt=wanted.receipt,
+        group=oom.group_of(pid),
     )
     record(run)
     call.evidence["service"] = {"schema": service.SCHEMA, "run": run.to_json()}

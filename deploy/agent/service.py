@@ -76,7 +76,7 @@ def observe(
         "model": _model(launch, full=full),
         "cards": device.look() if cards else None,
         "log": _log(run),
-        "oom": oom.look(run.start / machine.TICKS) if run and not run.alive else None,
+        "oom": oom.look(run.start / machine.TICKS, run.group) if run and not run.alive else None,
     }
 
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy import flow, inventory
+from deploy.agent.words import Exit
 from deploy.carriers.engine import open_engine
 from deploy.image.layer import Entry
 from deploy.inventory import Key
@@ -101,6 +103,12 @@ class Checkout:
         said = json.loads(done.stdout)
         return done.returncode, said["targets"][0] if "targets" in said else said
 
+    def done(self, *words: str, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Return what a task that must succeed says of its one target."""
+        code, said = self.inv(*words, env=env)
+        assert code == Exit.OK, said["error"] or said["gates"]
+        return said
+
     def _commit(self, files: Mapping[str, bytes | None]) -> str:
         repo = self.top / "repo"
         if not repo.exists():
@@ -123,6 +131,27 @@ class Checkout:
 
 def _no_bytecode(_: str, names: list[str]) -> list[str]:
     return [name for name in names if name == "__pycache__"]
+
+
+def local_place(top: Path) -> dict[str, Any]:
+    """Lay the vendor's package, the stand-in and a model below `top`; return where they are."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", top / "venv"], check=True)
+    where = {"base": str(top / "venv"), "platbase": str(top / "venv")}
+    site = Path(sysconfig.get_path("purelib", "posix_prefix", vars=where))
+    for name, data in dock.VENDOR.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_bytes(data)
+    _, _, body = STANDIN.read_text().partition("\n")
+    python, program = top / "venv" / "bin" / "python3", top / "venv" / "bin" / "vllm"
+    program.write_text(f"#!{python}\n{body}")
+    program.chmod(0o755)
+    (top / "submission").mkdir()
+    (top / "model").mkdir()
+    (top / "model" / "config.json").write_text("{}")
+    return {
+        "python": python, "site": site, "program": program, "model": top / "model",
+        "folder": top / "submission", "port": free_port(),
+    }  # fmt: skip
 
 
 @contextmanager

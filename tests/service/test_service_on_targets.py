@@ -98,7 +98,7 @@ def test_a_server_of_another_container_is_told_apart_and_left_alone(
 ) -> None:
     with machine(image) as other, machine(image, "--pid", f"container:{other.id}") as box:
         served_by_hand(other, 8002)
-        assert checkout.inv("deploy", "-t", box.to)[0] == Exit.OK
+        checkout.done("deploy", "-t", box.to)
 
         code, started = checkout.inv("serve.start", "-t", box.to)
         rows = started["evidence"]["service"]["processes"]
@@ -140,7 +140,7 @@ def test_a_listener_of_another_container_on_the_service_s_port_is_a_fault(
         shared = ("--pid", f"container:{other.id}", "--network", f"container:{other.id}")
         with machine(image, *shared) as box:
             served_by_hand(other, 8001)
-            assert checkout.inv("deploy", "-t", box.to)[0] == Exit.OK
+            checkout.done("deploy", "-t", box.to)
             code, started = checkout.inv("serve.start", "-t", box.to)
 
     assert code == Exit.REFUSED
