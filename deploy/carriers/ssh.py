@@ -209,7 +209,7 @@ class _Call:
 
     def _request(self, request: Request) -> dict[str, Any]:
         """The request as the agent takes it, with what hosts.yaml says of this host filled in."""
-        host, found = self._target.host, request.to_json()
+        host, found = self._target.host, request.steps_only().to_json()
         for key, value in host.overrides().items():
             found[key] = found[key] or value
         python = found["python"] or self._bundle.plan.python

@@ -237,6 +237,7 @@ class Service:
             # A copy: the product finds its checkout by where its code really is.
             left = shutil.ignore_patterns("__pycache__")
             shutil.copytree(HERE.top / "deploy", top / "deploy", ignore=left)
+            shutil.copytree(HERE.top / "docker", top / "docker")
             shutil.copy(HERE.top / "tasks.py", top / "tasks.py")
         return subprocess.run(
             [sys.executable, "-m", "invoke", *words, "-n", "mine", "-t", TO],
