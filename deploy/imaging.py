@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import gzip
 import json
-import os
 import shutil
 import tarfile
 import tempfile
@@ -38,6 +37,7 @@ from deploy.console import say
 from deploy.errors import BadValues, StaleLock
 from deploy.image.archive import Image, Reference
 from deploy.image.base import Memory, resolve
+from deploy.image.beside import beside
 from deploy.image.config import Base, Descriptor, content_id
 from deploy.image.plain import LABEL
 from deploy.layout import HERE, Layout
@@ -289,14 +289,12 @@ def _put(path: Path, data: bytes, mode: int) -> None:
     with contextlib.suppress(OSError):
         if path.read_bytes() == data and path.stat().st_mode & 0o777 == mode:
             return
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(data)
-    beside.chmod(mode)
-    beside.replace(path)
+    with beside(path) as new:
+        new.write_bytes(data)
+        new.chmod(mode)
 
 
 def _copy(source: Path, target: Path) -> None:
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.copyfile(source, beside)
-    beside.chmod(0o644)
-    beside.replace(target)
+    with beside(target) as new:
+        shutil.copyfile(source, new)
+        new.chmod(0o644)

@@ -24,11 +24,12 @@ from deploy.agent.plan import Plan
 from deploy.agent.words import digest
 from deploy.bundle import Bundle
 from deploy.carriers.engine import NAME, Ended, Engine, Progress, Store
-from deploy.errors import Differs, StaleLock, UnfitTarget
+from deploy.errors import Differs, UnfitTarget
 from deploy.image import base as bases
 from deploy.image import bytecode, record
 from deploy.image.archive import Image, Reference, archive_size, descriptors, stream
 from deploy.image.base import Files, Memory, Pin, Seen, resolve
+from deploy.image.beside import beside
 from deploy.image.config import Added, Base, Descriptor, config_document, content_id
 from deploy.image.layer import Entry, Flavour, Layer, confirm, write_layer
 from deploy.image.overlay import Contents, Extra, entries
@@ -201,30 +202,37 @@ def build(
     if not fresh and output is None and (known := _unchanged(engine, record, order, base)):
         require_expected(known, order.expect)
         return known
-    with (
-        _ground(engine, base, folders, looking, fresh=fresh) as ground,
-        _withdrawn_on_doubt(engine, order.reference),
-        assembled(ground, order, folders, fresh=fresh) as image,
-    ):
-        _require_loadable(engine, image)
-        require_expected(described(image), order.expect)
-        engine.load(stream(image), archive_size(image), progress, reference=str(image.reference))
-        built = _checked(engine, image)
-        if output is not None:
-            write_archive(output, image)
-    _remember(record, order.key(base), built)
+    with _withdrawn_on_doubt(engine, order.reference):
+        with (
+            _ground(engine, base, folders, looking, fresh=fresh) as ground,
+            assembled(ground, order, folders, fresh=fresh) as image,
+        ):
+            _require_loadable(engine, image)
+            require_expected(described(image), order.expect)
+            size, name = archive_size(image), str(image.reference)
+            engine.load(stream(image), size, progress, reference=name)
+            built = _checked(engine, image)
+            if output is not None:
+                write_archive(output, image)
+        _remember(record, order.key(base), built)
     return built
 
 
 @contextlib.contextmanager
 def _withdrawn_on_doubt(engine: Engine, reference: Reference) -> Iterator[None]:
-    """Take the image out again when the layer's second reader contradicts, which it says last."""
+    """Take the image out again, and give its name back, unless all went well to the end.
+
+    The layer's second reader speaks last, and a person may interrupt after the load.
+    """
     before = (engine.inspect(str(reference)) or {}).get("Id")
     try:
         yield
-    except StaleLock:
-        if (engine.inspect(str(reference)) or {}).get("Id") != before:
-            engine.remove_image(str(reference))
+    except BaseException:
+        now = (engine.inspect(str(reference)) or {}).get("Id")
+        if now not in (None, before):
+            if before is not None:
+                engine.tag(before, reference.name, reference.tag)
+            engine.remove_image(now if before else str(reference))
         raise
 
 
@@ -470,8 +478,8 @@ def _layer(contents: Contents, files: Memory, order: Order, work: Path) -> Itera
         file.flush()
         # The second reader runs beside the engine, which reads the same bytes; the block ends with
         # its verdict, and nobody believes the image before.
-        with ThreadPoolExecutor(1) as beside:
-            verdict = beside.submit(_confirmed, found, file.name)
+        with ThreadPoolExecutor(1) as reader:
+            verdict = reader.submit(_confirmed, found, file.name)
             yield dataclasses.replace(layer, path=Path(file.name))
             verdict.result()
 
@@ -534,23 +542,15 @@ def _remember(record: Path, key: str, built: Built) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(data)
-    os.replace(beside, path)
+    with beside(path) as new:
+        new.write_bytes(data)
 
 
 def write_archive(path: Path, image: Image) -> None:
     """Write the image as one file that `docker load`, podman and buildah take."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as out:
-            for piece in stream(image):
-                out.write(piece)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with beside(path) as new, new.open("wb") as out:
+        for piece in stream(image):
+            out.write(piece)
 
 
 __all__ = [

@@ -27,7 +27,9 @@ _READY = "dcu-bundle:ready\n"
 
 # Only syntax that Python 2.7 parses may stand here, as in the bundle's own first file.
 _LOADER = """\
-import os, sys
+import os, signal, sys
+# Nothing was begun before the agent takes over.
+signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 if sys.version_info < (3, 10):
     sys.stderr.write("this bundle needs Python >= 3.10, this is %d.%d\\n" % sys.version_info[:2])
     sys.exit(3)
@@ -163,6 +165,13 @@ def _evidence(ended: Ended, target: str, python: str) -> Evidence:
             f"{target} cannot run the agent with {python}",
             why=last,
             fix="set base.python (or --python) to a Python >= 3.10 of that container",
+        )
+    if ended.code == Exit.INTERRUPTED:
+        raise BundleError(
+            f"stopped before the agent began on {target}",
+            why="it was ended by SIGINT",
+            fix="nothing was changed; run it again",
+            exit=Exit.INTERRUPTED,
         )
     code = "an exit code that the engine does not know" if ended.code is None else ended.code
     raise BundleError(

@@ -15,11 +15,12 @@ import os
 import secrets
 import socket
 import tarfile
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from deploy.errors import Refused, UnfitTarget, Unreachable
 from deploy.image.base import Seen
@@ -175,11 +176,11 @@ class Engine:
         """
         import docker.errors
 
+        cut = threading.Event()
+        sent = _counted(data, size, progress, cut)
         last = ""
         try:
-            sent = _counted(data, size, progress)
-            for answer in self._client.load_image(sent):  # type: ignore[no-untyped-call]
-                last = answer.get("error") or last
+            last = _whole(lambda: self._load(sent), cut)
         except docker.errors.APIError as err:
             last = str(err.explanation or err)
         except OSError as err:  # requests' errors are OSErrors; ^C is none
@@ -187,6 +188,13 @@ class Engine:
             raise _gave_up(f"load {reference or 'an image'}", err, state) from err
         if last:
             raise _load_error(last)
+
+    def _load(self, sent: Iterator[bytes]) -> str:
+        """Send an archive; return the last error that the engine speaks of, if any."""
+        last = ""
+        for answer in self._client.load_image(sent):  # type: ignore[no-untyped-call]
+            last = answer.get("error") or last
+        return last
 
     def build(self, context: IO[bytes], reference: str, tell: Callable[[str], None]) -> str:
         """Build a context, given as a tar, with the classic builder; return the image's id.
@@ -304,16 +312,18 @@ class Engine:
 
         client = self._client
         try:
-            client.create_container(
-                image,
-                command=list(argv[1:]),
-                entrypoint=list(argv[:1]),
-                name=name,
-                user="0",
-                stdin_open=open_stdin,
-                labels={TEMPORARY: _me()},
-                network_disabled=True,
-                host_config=client.create_host_config(network_mode="none"),
+            _whole(
+                lambda: client.create_container(
+                    image,
+                    command=list(argv[1:]),
+                    entrypoint=list(argv[:1]),
+                    name=name,
+                    user="0",
+                    stdin_open=open_stdin,
+                    labels={TEMPORARY: _me()},
+                    network_disabled=True,
+                    host_config=client.create_host_config(network_mode="none"),
+                )
             )
         except docker.errors.ImageNotFound as err:
             raise _no_image(image) from err
@@ -516,9 +526,67 @@ def _send(line: Any, stdin: Iterable[bytes]) -> None:
             line._sock.sendall(piece)  # noqa: SLF001 - the SDK gives no other way to write
 
 
-def _counted(data: Iterable[bytes], size: int, progress: Progress | None) -> Iterator[bytes]:
+_Said = TypeVar("_Said")
+
+
+def _whole(ask: Callable[[], _Said], cut: threading.Event | None = None) -> _Said:
+    """The engine's answer to a call that makes something, waited for after ^C as well.
+
+    The engine goes on when its caller is gone: what it makes would come after we have cleaned up.
+    `cut` is set on ^C, for a call that can still stop sending. A second ^C does not wait.
+    """
+    with contextlib.closing(_Asked(ask)) as asked:
+        try:
+            return asked.answer()
+        except KeyboardInterrupt:
+            if cut is not None:
+                cut.set()
+            asked.over.wait()
+            raise
+
+
+class _Asked(Generic[_Said]):
+    """A call in a thread of its own, which a signal does not reach."""
+
+    def __init__(self, ask: Callable[[], _Said]) -> None:
+        self.over = threading.Event()
+        self._ask = ask
+        self._said: list[_Said] = []
+        self._failed: BaseException | None = None
+        # A daemon: after a second ^C nobody waits for an engine that hangs.
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._said.append(self._ask())
+        except BaseException as err:  # noqa: BLE001 - raised again by who asked
+            self._failed = err
+        finally:
+            self.over.set()
+
+    def answer(self) -> _Said:
+        self.over.wait()
+        if self._failed is not None:
+            raise self._failed
+        return self._said[0]
+
+    def close(self) -> None:
+        if self.over.is_set():
+            self._thread.join()
+
+
+class _Cut(OSError):
+    """The caller was interrupted: what is being sent ends here."""
+
+
+def _counted(
+    data: Iterable[bytes], size: int, progress: Progress | None, cut: threading.Event
+) -> Iterator[bytes]:
     done = 0
     for piece in data:
+        if cut.is_set():
+            raise _Cut("interrupted")
         yield piece
         done += len(piece)
         if progress is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 from deploy.agent.plan import Plan, PlannedFile, State
 from deploy.errors import BadValues, Refused, StaleLock, UnfitTarget
 
+from .beside import beside
 from .config import Base
 
 _MOST_LINKS = 40
@@ -103,10 +103,8 @@ class Memory:
             "seen": {path: dataclasses.asdict(seen) for path, seen in self._seen.items()},
             "names": self._names,
         }
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        beside = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-        beside.write_text(json.dumps(raw, sort_keys=True), encoding="utf-8")
-        os.replace(beside, self._file)
+        with beside(self._file) as new:
+            new.write_text(json.dumps(raw, sort_keys=True), encoding="utf-8")
 
     def _read(self) -> None:
         if self._file is None:

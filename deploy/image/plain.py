@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from deploy import wheel as wheels
 from deploy.wheel import Wheel
 
 from .base import Seen
+from .beside import beside
 from .config import DEFAULT_PATH, Added, Base, Descriptor, config_document, sha256
 from .layer import SLICE, Entry, Layer, confirm, write_layer
 
@@ -108,12 +108,10 @@ def _layer(wheel: Wheel, site: str, cache: Path, entries: Sequence[Entry]) -> tu
         return str(digest), int(size)
     except (OSError, ValueError, TypeError):
         pass
-    cache.mkdir(parents=True, exist_ok=True)
     with open(os.devnull, "wb") as nowhere:
         layer = write_layer(entries, nowhere, epoch=EPOCH)
-    with tempfile.NamedTemporaryFile("w", dir=cache, delete=False) as beside:
-        json.dump([layer.diff_id, layer.size], beside)
-    os.replace(beside.name, file)
+    with beside(file) as new:
+        new.write_text(json.dumps([layer.diff_id, layer.size]))
     return layer.diff_id, layer.size
 
 
