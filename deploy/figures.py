@@ -12,9 +12,10 @@ from deploy.measure.compare import Comparison, Row
 from deploy.measure.profile import Profile
 from deploy.measure.score import FULL
 from deploy.measure.stats import Interval
-from deploy.report import table
+from deploy.report import folded, table, terminal
 
 _BAR = 40  # characters of the longest bar
+_BESIDE_BAR, _BESIDE_NAME = 72, 32  # columns that the others of their tables need at most, or so
 
 
 def job_text(target: str, found: Mapping[str, Any]) -> str:
@@ -38,7 +39,7 @@ def comparison_text(found: Comparison) -> str:
         blocks.append("not comparable: no gain and no loss follows from these runs")
     elif found.regressions:
         blocks.append(f"regression in {', '.join(found.regressions)}, whatever the total says")
-    return "\n\n".join(blocks)
+    return folded("\n\n".join(blocks))
 
 
 def accuracy_text(found: Accuracy) -> str:
@@ -62,12 +63,12 @@ def profile_text(found: Profile, *, top: int = 10) -> str:
     rows += [
         (part.name, str(part.kernels), str(part.calls), f"{part.total / 1e6:.3f}",
          f"{found.share(part):.1%}", f"{profiles.worth(found, part):.2%}",
-         "█" * max(1, round(_BAR * part.total / longest)))
+         "█" * max(1, round(_room(_BESIDE_BAR, _BAR) * part.total / longest)))
         for part in found.classes
     ]  # fmt: skip
-    names = [("longest kernels", "calls", "total ms", "share")]
+    names = [("calls", "total ms", "share", "longest kernels")]
     names += [
-        (_short(part.name), str(part.calls), f"{part.total / 1e6:.3f}", f"{found.share(part):.1%}")
+        (str(part.calls), f"{part.total / 1e6:.3f}", f"{found.share(part):.1%}", _short(part.name))
         for part in found.top[:top]
     ]
     counts = f"{found.kernels} kernels, {found.calls} calls, {found.total / 1e6:.3f} ms"
@@ -79,7 +80,8 @@ def profile_text(found: Profile, *, top: int = 10) -> str:
         "",
         stop_here(found),
     ]
-    return "\n".join([*lines, *(f"  note: {printable(note)}" for note in found.notes)])
+    text = "\n".join([*lines, *(f"  note: {printable(note)}" for note in found.notes)])
+    return folded(text)
 
 
 def stop_here(found: Profile) -> str:
@@ -160,5 +162,13 @@ def _score_lines(found: Comparison) -> Iterator[str]:
 
 
 def _short(name: str) -> str:
-    """A kernel's name for a terminal; its middle is what can be spared."""
-    return name if len(name) <= 72 else f"{name[:48]} ... {name[-19:]}"
+    """A kernel's name; a terminal can spare the middle of a long one, a file cannot."""
+    most = _room(_BESIDE_NAME, 72)
+    if len(name) <= most or not terminal():
+        return name
+    return f"{name[: most * 2 // 3]} ... {name[5 - most // 3 :]}"
+
+
+def _room(beside: int, most: int) -> int:
+    """The characters that a terminal has left beside so many; `most` where it is wide, or none."""
+    return min(most, max(8, terminal() - beside)) if terminal() else most

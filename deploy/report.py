@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deploy.agent.audit import lines as audit_lines
 from deploy.agent.imports import worth_telling
 from deploy.agent.plan import Plan
 from deploy.agent.words import Verb, printable
+from deploy.document import shown
 from deploy.evidence import Evidence
 from deploy.gates import NOT_PROVEN, Gate, Verdict, Visit
 from deploy.values import Blob, Change, Delta
@@ -26,20 +30,86 @@ _MARKS = {
     Verdict.NOT_APPLICABLE: "not applicable",
 }
 
+_NARROWEST = 20  # columns of a cell that is broken into lines
+
 
 def as_json(value: Any) -> str:
     """The JSON that `--json` prints: sorted, indented, one final newline left to the printer."""
     return json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False)
 
 
-def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
-    """Columns as wide as their widest cell; no row is cut, since people paste from it."""
+def terminal() -> int:
+    """The columns of the terminal that shows our text; 0 when it goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else 0
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "  ", width: int | None = None) -> str:
+    """Columns as wide as their widest cell; nothing is ever cut, since people paste from it.
+
+    A terminal of `width` columns (that of stdout) that is narrower gets narrower columns: a cell
+    goes on below itself at a blank, and what cannot be broken stands on a line of its own.
+    """
     cells = [[printable(cell) for cell in row] for row in rows]
     if not cells:
         return ""
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in cells)
-    return "\n".join(indent + line for line in lines)
+    width = terminal() if width is None else width
+    if width:
+        widths = _narrowed(widths, width - len(indent))
+    starts = [len(indent) + sum(widths[:i]) + 2 * i for i in range(len(widths))]
+    return "\n".join(line for row in cells for line in _laid(row, starts, indent, width))
+
+
+def _narrowed(widths: list[int], room: int) -> list[int]:
+    """Take from the widest columns what is too much, down to a width that can be read still."""
+    most = max(widths)
+    while most > _NARROWEST and sum(min(w, most) + 2 for w in widths) - 2 > room:
+        most -= 1
+    return [min(w, most) for w in widths]
+
+
+def _laid(row: Sequence[str], starts: Sequence[int], indent: str, width: int) -> Iterator[str]:
+    """Yield one row's lines: a cell at its start, behind a longer one, or on the next line."""
+    line = indent
+    for cell, start, end in zip(row, starts, [*(s - 2 for s in starts[1:]), width]):
+        if not cell.strip():
+            continue
+        free = line == indent or len(line) + 2 <= start
+        placed = line.ljust(start) if free else f"{line}  "
+        if not width or len(placed) + len(cell) <= width:
+            line = placed + cell
+            continue
+        longest = max(map(len, cell.split()), default=0)
+        fits = start + longest <= width
+        at, room = (start, end - start) if fits else (len(indent) + 4, width - len(indent) - 4)
+        if len(placed) > at:
+            yield line.rstrip()
+            placed = " " * at
+        first, *more = _wrapped(cell, max(room, longest))
+        line = placed + first
+        for part in more:
+            yield line
+            line = " " * at + part
+    yield line.rstrip()
+
+
+def folded(text: str, width: int | None = None) -> str:
+    """Break lines at blanks where a terminal would break them anywhere; the rest is indented."""
+    width = terminal() if width is None else width
+    return "\n".join(part for line in text.split("\n") for part in _folded(line, width))
+
+
+def _folded(line: str, width: int) -> list[str]:
+    if not width or len(line) <= width:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    first, *more = _wrapped(line.strip(), max(width - len(indent) - 4, _NARROWEST)) or [""]
+    return [indent + first, *(f"{indent}    {part}" for part in more)]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Break at blanks only: a path or a digest that is too long stays whole."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def plan_text(plan: Plan, delta: Delta) -> str:
@@ -202,7 +272,7 @@ def visit_text(visit: Visit) -> str:
         lines += service_lines(visit.evidence.raw)
     if visit.gates:
         lines.append(gates_text(visit.gates))
-    return _safe("\n".join(lines))
+    return folded(_safe("\n".join(lines)))
 
 
 def change_lines(evidence: Evidence) -> list[str]:
@@ -289,7 +359,7 @@ def _process_row(row: Mapping[str, Any]) -> list[str]:
     where = f"in {row['container']}" if row["container"] else ""
     command = printable(" ".join(row["argv"]) or row["comm"])
     memory = f"{row['memory'] >> 20} MiB"
-    return [str(row["pid"]), ", ".join(marks), memory, row["started"], where, command[:80]]
+    return [str(row["pid"]), ", ".join(marks), memory, row["started"], where, command]
 
 
 def diff_text(visits: Sequence[Visit], diffs: Mapping[str, str]) -> str:
@@ -326,14 +396,14 @@ def caches_text(
     rows = [
         (
             unit.kind,
-            str(unit.path),
             f"{unit.bytes / 1e6:.1f} MB",
             f"{unit.age:.1f} days",
             f"kept: {unit.kept}" if unit.kept else fate.get(unit.path, "may go (--yes)"),
+            shown(unit.path),
         )
         for unit in units
     ]
-    rows += [(row["kind"], row["id"][:19], "", "", row["kept"] or "removed") for row in engine]
+    rows += [(row["kind"], "", "", row["kept"] or "removed", row["id"]) for row in engine]
     free = sum(unit.bytes for unit in units if not unit.kept)
     said = f"{free / 1e6:.1f} MB {'removed' if gone else 'may go'}"
     return "\n".join(filter(None, [table(rows, ""), said]))

@@ -206,5 +206,5 @@ def _show(visits: list[Visit], *, json: bool) -> int:
         if not found or visit.error is not None:
             print(report.visit_text(visit))
         elif visit.gates:
-            print(report.gates_text(visit.gates))
+            print(report.folded(report.gates_text(visit.gates)))
     return worst(visit.exit for visit in visits)
