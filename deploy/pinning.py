@@ -146,8 +146,9 @@ def _base_reference(found: Submission, pinned: Lock) -> str:
 
 def _pin(found: Submission, answer: Mapping[str, Any]) -> Pin:
     reference = found.manifest.base.image
-    digests = repo_digests(answer)
-    pin = Pin.of(reference, Base.from_inspect(answer), digests[0] if digests else "")
+    # A digest in the manifest is what was asked for, and so a part of the lock's inputs.
+    digest = reference.partition("@")[2] or next(iter(repo_digests(answer)), "")
+    pin = Pin.of(reference, Base.from_inspect(answer), digest)
     return dataclasses.replace(pin, platform=found.manifest.base.platform)
 
 

@@ -27,13 +27,14 @@ _LARGEST = 4 << 20  # bytes of a manifest or config: what registries take at mos
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """An image name with its tag, as a person types it: `[HOST[:PORT]/]NAME[:TAG]`."""
+    """An image name with its tag, as a person types it: `[HOST[:PORT]/]NAME[:TAG][@DIGEST]`."""
 
     name: str
     tag: str
 
     @classmethod
     def parse(cls, text: str) -> Reference:
+        text = text.partition("@")[0]
         name, colon, tag = text.rpartition(":")
         if not colon or "/" in tag:  # the colon belongs to a port
             return cls(text, "latest")

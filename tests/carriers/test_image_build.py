@@ -410,7 +410,7 @@ def test_a_content_store_is_refused_where_the_base_s_blobs_are_not_known(
     with pytest.raises(UnfitTarget) as caught:
         build(_Content(engine._client), order(tmp_path, vendor), folders(tmp_path))
 
-    assert "the base's blobs are not known" in caught.value.what
+    assert "does not tell in which blobs the base is" in caught.value.what
     assert engine.inspect(str(STORY)) is None
 
 

@@ -116,6 +116,23 @@ def _forget_digest(engine: Engine, name: str, digest: str) -> None:
     engine.remove_image(f"{name}@{digest}")
 
 
+def test_a_digest_in_the_manifest_is_a_part_of_the_inputs_and_is_what_is_pulled(
+    engine: Engine, vendor: str, tmp_path: Path
+) -> None:
+    _, digest = locked(tmp_path / "by tag", vendor)
+    layout = story(tmp_path / "by digest" / "top", f"{vendor}@{digest}")
+    pinned = flow.lock("story", layout)[0]
+    _forget(engine, vendor, digest)
+
+    built = imaging.build_image("story", layout, tag=IMAGE, pull=True)
+    engine.remove_image(IMAGE)
+
+    engine.remove_image(f"{vendor.rpartition(':')[0]}@{digest}")
+    assert pinned.inputs["manifest"]["base"]["image"] == f"{vendor}@{digest}"
+    assert pinned.expect["base_image"]["digest"] == digest
+    assert pinned.expect["base_image"]["diff_ids"] == list(built.base)
+
+
 def test_a_digest_that_the_registry_does_not_have_is_unreachable(
     engine: Engine, vendor: str
 ) -> None:
