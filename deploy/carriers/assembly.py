@@ -31,7 +31,7 @@ from deploy.image.archive import Image, Reference, archive_size, descriptors, st
 from deploy.image.base import Files, Memory, Pin, Seen, resolve
 from deploy.image.beside import beside
 from deploy.image.config import Added, Base, Descriptor, config_document, content_id
-from deploy.image.layer import Entry, Flavour, Layer, confirm, write_layer
+from deploy.image.layer import Entry, Layer, confirm, write_layer
 from deploy.image.overlay import Contents, Extra, entries
 from deploy.scripts import Rendered
 
@@ -64,7 +64,6 @@ class Order:
     base_layers: tuple[Descriptor, ...] = ()  # the base's blobs, where somebody knows them
     extras: tuple[Extra, ...] = ()
     expect: Mapping[str, str] = field(default_factory=dict)  # the ids that a lock pins, if any
-    flavour: Flavour = Flavour.MODERN
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -94,7 +93,6 @@ class Order:
                 "reference": str(self.reference),
                 "epoch": self.epoch,
                 "extras": [[e.path, e.sha256, e.mode] for e in self.extras],
-                "flavour": self.flavour.value,
                 "labels": dict(self.added.labels),
             }
         )
@@ -474,7 +472,7 @@ def _layer(contents: Contents, files: Memory, order: Order, work: Path) -> Itera
     found, folders = entries(contents, files)
     work.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=work, prefix=".layer-", suffix=".tar") as file:
-        layer = write_layer(found, file, epoch=order.epoch, flavour=order.flavour, folders=folders)
+        layer = write_layer(found, file, epoch=order.epoch, folders=folders)
         file.flush()
         # The second reader runs beside the engine, which reads the same bytes; the block ends with
         # its verdict, and nobody believes the image before.

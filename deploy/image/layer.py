@@ -1,8 +1,8 @@
 """The one layer of ours, as a tar whose every byte follows from its entries and one time stamp.
 
-`write_layer` is this module's face. Python's own `tarfile` is not used for writing: image builders
-encode headers in three ways (`Flavour`), and the expected digest can only be known beforehand when
-each field is set here. It is the second, independent reader in `read_back`.
+`write_layer` is this module's face. Python's own `tarfile` is not used for writing: the expected
+digest can only be known beforehand when each field is set here, in the way in which Docker from 26
+and buildah from 1.39 set it. It is the second, independent reader in `read_back`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,6 @@ SLICE = 1 << 20
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 _LAST_OCTAL_SIZE = 8**11  # the size field holds eleven octal digits
-
-
-class Flavour(str, Enum):
-    """How the mode and owner names of a header are written; one content, three digests.
-
-    MODERN is what Docker 26 to 28 and buildah from 1.39 write, MOBY20 what Docker 20.10 writes,
-    BUILDAH1 what buildah 1.28 and podman 4.3 write. A loaded image may use any of them.
-    """
-
-    MODERN = "modern"
-    MOBY20 = "moby20"
-    BUILDAH1 = "buildah1"
 
 
 class Kind(str, Enum):
@@ -110,7 +98,6 @@ def write_layer(
     out: IO[bytes],
     *,
     epoch: int,
-    flavour: Flavour = Flavour.MODERN,
     folders: Mapping[str, Owner] | None = None,
 ) -> Layer:
     """Write the layer tar to `out` and say what it is. Every time stamp is `epoch` (seconds, UTC).
@@ -122,10 +109,10 @@ def write_layer(
         BadValues: an entry that no engine could store as meant; all such entries at once.
     """
     table = _complete(entries, folders or {})
-    _check(table, epoch, flavour)
+    _check(table, epoch)
     sink = _Sink(out)
     for entry in table:
-        for block in _encode(entry, epoch, flavour):
+        for block in _encode(entry, epoch):
             sink.write(block)
     sink.write(bytes(2 * BLOCK))
     return Layer(diff_id="sha256:" + sink.hash.hexdigest(), size=sink.size, entries=len(table))
@@ -166,8 +153,8 @@ def _parents(path: str) -> Iterator[str]:
         yield path
 
 
-def _check(table: list[Entry], epoch: int, flavour: Flavour) -> None:
-    faults = [fault for entry in table for fault in _faults(entry, flavour)]
+def _check(table: list[Entry], epoch: int) -> None:
+    faults = [fault for entry in table for fault in _faults(entry)]
     seen: set[str] = set()
     for entry in table:
         if entry.path in seen:
@@ -190,7 +177,7 @@ def _check(table: list[Entry], epoch: int, flavour: Flavour) -> None:
         )
 
 
-def _faults(entry: Entry, flavour: Flavour) -> Iterator[str]:
+def _faults(entry: Entry) -> Iterator[str]:
     parts = entry.path.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\0" in entry.path:
         yield f"{entry.path!r} is no plain path below the root"
@@ -200,16 +187,13 @@ def _faults(entry: Entry, flavour: Flavour) -> Iterator[str]:
         yield f"{entry.path!r} has mode {entry.mode:o}, which is more than permission bits"
     if not (0 <= entry.uid < 8**7 and 0 <= entry.gid < 8**7):
         yield f"{entry.path!r} has an owner that does not fit into a header"
-    if flavour is Flavour.MOBY20 and (entry.uid or entry.gid):
-        # 20.10 takes the names from the daemon host's passwd file: nobody can know them beforehand.
-        yield f"{entry.path!r} is not root's, whose name the flavour moby20 cannot know"
 
 
-def _encode(entry: Entry, epoch: int, flavour: Flavour) -> Iterator[bytes]:
+def _encode(entry: Entry, epoch: int) -> Iterator[bytes]:
     records = _pax_records(entry)
     if records:
         yield from _pax_header(entry.stored_path, records)
-    yield _header(entry, epoch, flavour, plain=not records)
+    yield _header(entry, epoch, plain=not records)
     if not entry.length:
         return
     written = 0
@@ -290,24 +274,21 @@ def _pax_record(key: str, value: str) -> bytes:
     return str(size).encode() + rest
 
 
-def _header(entry: Entry, epoch: int, flavour: Flavour, plain: bool) -> bytes:
+def _header(entry: Entry, epoch: int, plain: bool) -> bytes:
     path = entry.stored_path
     split = _split(path) if plain else None
     prefix, name = split or ("", path)
-    owner = b"root" if flavour is Flavour.MOBY20 else b""
     size = entry.length if entry.length < _LAST_OCTAL_SIZE else 0
     return _block(
         {
             "name": _cut(name),
-            "mode": _octal(_mode_field(entry, flavour), 8),
+            "mode": _octal(_mode_field(entry), 8),
             "uid": _octal(entry.uid, 8),
             "gid": _octal(entry.gid, 8),
             "size": _octal(size, 12),
             "mtime": _octal(epoch, 12),
             "type": {Kind.FOLDER: b"5", Kind.LINK: b"2"}.get(entry.kind, b"0"),
             "link": _cut(entry.link),
-            "uname": owner,
-            "gname": owner,
             "devmajor": _octal(0, 8),
             "devminor": _octal(0, 8),
             "prefix": prefix.encode(),
@@ -315,11 +296,8 @@ def _header(entry: Entry, epoch: int, flavour: Flavour, plain: bool) -> bytes:
     )
 
 
-def _mode_field(entry: Entry, flavour: Flavour) -> int:
-    mode = {Kind.LINK: 0o777, Kind.WHITEOUT: 0o600}.get(entry.kind, entry.mode)
-    if flavour is Flavour.MODERN:
-        return mode
-    return mode | {Kind.FOLDER: 0o40000, Kind.LINK: 0o120000}.get(entry.kind, 0o100000)
+def _mode_field(entry: Entry) -> int:
+    return {Kind.LINK: 0o777, Kind.WHITEOUT: 0o600}.get(entry.kind, entry.mode)
 
 
 _FIELDS = {
@@ -331,8 +309,6 @@ _FIELDS = {
     "mtime": (136, 12),
     "type": (156, 1),
     "link": (157, 100),
-    "uname": (265, 32),
-    "gname": (297, 32),
     "devmajor": (329, 8),
     "devminor": (337, 8),
     "prefix": (345, 155),
