@@ -23,6 +23,8 @@ ITEMS = (
     "kill -9 in a deploy of 40 files",
     "kill -9 in a restore",
     "kill -9 in the call that mends",
+    "kill -9 where files become folders",
+    "kill -9 where folders become files",
     # faults
     "disk full before the commit point",
     "disk full while staging",
@@ -38,6 +40,7 @@ ITEMS = (
     "a site that is a symlink",
     "hard links into a package cache",
     "a mapped .so",
+    "a journal copied from another site",
     # a hostile bundle, manifest or repository
     "a flipped byte in a bundle",
     "a truncated bundle",

@@ -14,13 +14,27 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .blobs import Blobs, take
-from .journal import Header, Journal, Step, abort, finish, kept_name, settle, temp_name
-from .judge import Judgement, chain
+from .journal import (
+    DROP,
+    DROP_FOLDER,
+    PUT,
+    PUT_FOLDER,
+    Header,
+    Journal,
+    Step,
+    abort,
+    anchor_name,
+    finish,
+    kept_name,
+    settle,
+    temp_name,
+)
+from .judge import Judgement, losing_all
 from .lock import Lock, Watch, owner_of
 from .plan import ABSENT, Plan, PlannedFile, State
 from .pyc import Compiler, cache_file, module_of, refuse_errors
 from .receipt import HOME, KEPT, RECEIPT, Receipt
-from .tree import TreeWriter, join, split, write
+from .tree import TreeWriter, chain, join, split, write
 from .words import BundleError, Damaged, Refused, Stuck, Unfit, canonical, printable
 
 Say = Callable[[str], None]
@@ -33,13 +47,17 @@ _SPARE = 4 << 20  # bytes that must stay free beside what is staged
 class Draft:
     """Everything that one transaction will do, before any of it is done."""
 
-    def __init__(self, tree: TreeWriter, old: Receipt, verb: str, plan: str) -> None:
+    def __init__(
+        self, tree: TreeWriter, old: Receipt, verb: str, plan: str, turning: Iterable[str]
+    ) -> None:
         self.tree, self.old, self.verb, self.plan = tree, old, verb, plan
+        self.turning = frozenset(turning)
         self.serial = old.serial + 1
         self.steps: list[Step] = []
         self.stage: list[Callable[[], None]] = []  # what makes the files that the steps rename
         self.digests: dict[str, str] = {}  # temporary file -> sha256 it must show when read back
-        self.folders: dict[str, tuple[int, Owner]] = {}
+        self.folders: dict[str, tuple[int, Owner]] = {}  # to be made before the commit
+        self.unfolded: dict[str, tuple[int, Owner]] = {}  # to be made where a file was
         self.emptied: list[str] = []
         self.bytes = 0
         self._dropped: set[str] = set()
@@ -48,58 +66,92 @@ class Draft:
         self, path: str, fill: Callable[[int], object], mode: int, *, sha256: str, size: int
     ) -> None:
         """Plan a new file at `path`."""
-        step = self._step("put", path, keep=path not in self._dropped)
+        step = self._step(PUT, path, keep=path not in self._dropped)
         owner = self._owner(path)
         self.digests[step.temp] = sha256
         self.bytes += size
         self.stage.append(lambda: self.tree.create(step.temp, fill, mode, owner))
 
     def put_link(self, path: str, target: str) -> None:
-        step = self._step("put", path, keep=True)
+        step = self._step(PUT, path, keep=True)
         self.stage.append(lambda: self.tree.make_link(step.temp, target))
 
     def give_back(self, path: str, kept: str) -> None:
         """Plan the return of a kept original: the same inode wherever links are possible."""
-        step = self._step("put", path, keep=path not in self._dropped)
+        step = self._step(PUT, path, keep=path not in self._dropped)
         self.stage.append(lambda: self.tree.keep(join(KEPT, kept), step.temp))
 
     def drop(self, path: str, keep: bool = True) -> Step:
-        return self._step("drop", path, keep=keep)
+        return self._step(DROP, path, keep=keep)
 
     def _step(self, kind: str, path: str, *, keep: bool) -> Step:
         number = len(self.steps)
         was = ""
-        if keep and self.tree.exists(path):
+        if keep and self.tree.exists(path) and not self.tree.is_own_folder(path):
             was = kept_name(self.serial, number)
             self.stage.append(lambda: self.tree.keep(path, join(KEPT, was)))
-        step = Step(kind, path, temp_name(path, self.serial, number), was)
+        step = Step(kind, path, temp_name(self._outermost(path), self.serial, number), was)
         self.steps.append(step)
-        if kind == "put":
-            self._need_folders(path)
-        else:
+        if kind == PUT:
+            for folder in reversed(chain(path)):
+                self.need_folder(folder)
+        elif kind == DROP:
             self._dropped.add(path)
         return step
 
-    def _need_folders(self, path: str) -> None:
-        for folder in reversed(chain(path)):
-            if folder not in self.folders and not self.tree.exists(folder):
-                mode, uid, gid = self.old.removed.get(folder, (_FOLDER_MODE, *self._owner(folder)))
-                self.folders[folder] = (mode, (uid, gid))
+    def _outermost(self, path: str) -> str:
+        """Return what lies in a folder that stays one: `path`, or what above it does not stay."""
+        return next((p for p in reversed(chain(path)) if p in self.turning), path)
+
+    def need_folder(self, folder: str) -> None:
+        """Plan that a folder will be there."""
+        if folder in self.folders or folder in self.unfolded:
+            return
+        unfolds = self._outermost(folder) in self.turning
+        if not unfolds and self.tree.exists(folder):
+            return
+        mode, uid, gid = self.old.removed.get(folder, (_FOLDER_MODE, *self._owner(folder)))
+        if not unfolds:
+            self.folders[folder] = (mode, (uid, gid))
+            return
+        self.unfolded[folder] = (mode, (uid, gid))
+        temp = self._step(PUT_FOLDER, folder, keep=False).temp
+        self.stage.append(lambda: self.tree.make_folder(temp, mode, (uid, gid)))
+
+    def end_folder(self, folder: str) -> None:
+        """Plan the end of a folder that loses all it holds."""
+        if self._outermost(folder) in self.turning:
+            self._step(DROP_FOLDER, folder, keep=False)
+        else:
+            self.emptied.append(folder)
 
     def _owner(self, path: str) -> Owner:
         """Return the owner of what is replaced, or of the nearest folder above."""
         for place in (path, *chain(path)):
             if place.startswith(HOME):
                 continue
-            if place in self.folders:
-                return self.folders[place][1]
+            if (made := self.folders.get(place) or self.unfolded.get(place)) is not None:
+                return made[1]
             if (found := self.tree.stat(place)) is not None:
                 return owner_of(found)
         return owner_of(os.fstat(self.tree.site_fd))
 
     def header(self) -> Header:
-        steps, folders = tuple(self.steps), tuple(self.folders)
-        return Header(self.serial, self.verb, self.plan, steps, folders, tuple(self.emptied))
+        steps = tuple(sorted(self.steps, key=_rank))
+        beside = [folder for step in steps if (folder := split(step.temp)[0]) != HOME]
+        anchor = anchor_name(beside[0] if beside else "", self.serial)
+        folders = tuple(self.folders)
+        return Header(
+            self.serial, self.verb, self.plan, steps, anchor, folders, tuple(self.emptied)
+        )
+
+
+def _rank(step: Step) -> tuple[int, int]:
+    """What goes makes room for what comes; the receipt is the last."""
+    deep = step.path.count("/")
+    if step.path == RECEIPT:
+        return 4, 0
+    return {DROP: (0, 0), DROP_FOLDER: (1, -deep), PUT_FOLDER: (2, deep), PUT: (3, 0)}[step.kind]
 
 
 class Bytecode:
@@ -176,7 +228,7 @@ def draft_deploy(
 
     if info and info != dict(python):
         raise _two_pythons(python, info)
-    draft = Draft(tree, old, "deploy", plan.digest)
+    draft = Draft(tree, old, "deploy", plan.digest, judged.turning)
     new = Receipt(old.to_json())
     new.serial, new.plan, new.name = draft.serial, plan.digest, plan.name
     new.python = info or old.python
@@ -196,21 +248,24 @@ def draft_deploy(
     for path, pyc in pycs.items():
         _put_pyc(draft, new, wants[path], pyc, same)
     _empty_folders(draft, new)
-    new.folders = sorted({*new.folders, *draft.folders} - {HOME, KEPT} - set(draft.emptied))
+    ended = {*draft.emptied, *(step.path for step in draft.steps if step.kind == DROP_FOLDER)}
+    made = {*draft.folders, *draft.unfolded}
+    new.folders = sorted({*new.folders, *made} - {HOME, KEPT} - ended)
     _put_receipt(draft, new)
     return draft
 
 
 def draft_restore(tree: TreeWriter, judged: Judgement, old: Receipt) -> Draft:
     """Return the transaction that gives every original back and leaves no trace of ours."""
-    draft = Draft(tree, old, "restore", old.plan)
+    draft = Draft(tree, old, "restore", old.plan, judged.turning)
     for path in judged.drop_pyc:
         draft.drop(path, keep=False)
     _leave_others(draft, Receipt(old.to_json()), judged, set())
-    draft.emptied = sorted({*old.folders, *draft.emptied}, key=lambda p: (-p.count("/"), p))
-    for folder, (mode, uid, gid) in old.removed.items():
-        if not tree.exists(folder):
-            draft.folders[folder] = (mode, (uid, gid))
+    for folder in sorted({*old.folders, *_emptied(draft)}, key=lambda p: (-p.count("/"), p)):
+        if folder in old.folders or any(p in judged.turning for p in (folder, *chain(folder))):
+            draft.end_folder(folder)
+    for folder in sorted(old.removed):
+        draft.need_folder(folder)
     draft.folders = dict(sorted(draft.folders.items()))
     draft.drop(RECEIPT, keep=False)
     return draft
@@ -360,24 +415,20 @@ def _module_of_any(path: str) -> str:
 
 def _empty_folders(draft: Draft, new: Receipt) -> None:
     """Plan the end of folders that lose their last file: a left-over one imports as a namespace."""
-    leaving = {step.path for step in draft.steps if step.kind == "drop"}
-    coming = {step.path for step in draft.steps if step.kind == "put"}
-    gone: set[str] = set()
-    for path in sorted(leaving, key=lambda p: (-p.count("/"), p)):
-        for folder in chain(path):
-            inside = {join(folder, name) for name in draft.tree.names(folder)}
-            if inside - leaving - gone or any(p.startswith(folder + "/") for p in coming):
-                break
-            gone.add(folder)
-    for folder in sorted(gone, key=lambda p: (-p.count("/"), p)):
+    for folder in sorted(_emptied(draft), key=lambda p: (-p.count("/"), p)):
         found = draft.tree.stat(folder)
         if found is None or not stat.S_ISDIR(found.st_mode):
             continue
-        draft.emptied.append(folder)
+        draft.end_folder(folder)
         if folder not in draft.old.folders:
             new.removed[folder] = [stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid]
-    for folder in draft.folders:
+    for folder in (*draft.folders, *draft.unfolded):
         new.removed.pop(folder, None)
+
+
+def _emptied(draft: Draft) -> set[str]:
+    going = {step.path for step in draft.steps if step.kind == DROP}
+    return losing_all(draft.tree, going, [s.path for s in draft.steps if s.kind == PUT])
 
 
 def _put_receipt(draft: Draft, new: Receipt) -> None:
@@ -395,6 +446,7 @@ def carry_out(draft: Draft, lock: Lock, watch: Watch, info: Mapping[str, Any], s
         lock.sign(tree, dict(info))
         journal = Journal(tree, header)
         _stage(draft, watch)
+        journal.cast_anchor()
         settle(tree, header)
         _read_back(draft)
         watch.commit()

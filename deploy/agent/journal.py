@@ -4,7 +4,11 @@ A journal in the site says what is under way. Its first line lists every name th
 before one is made; its second line is the commit point. Until that line is on disk, a call that
 finds the journal removes what was staged and nothing has changed. From then on it finishes: each
 step is one rename, and the name it leaves or takes tells whether it was done. A third line says
-that all steps are done, or that they are to be undone.
+that all steps are done, or that they are to be undone; a fourth, that they are undone: from then on
+a name that is gone tells nothing any more.
+
+A journal is believed only beside the anchor, a file that was staged among the destinations: records
+that were copied here from another site name files that never were here.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from typing import Any, NamedTuple
 
 from .receipt import HOME, JOURNAL, KEPT, RECEIPT, read_receipt
@@ -20,7 +25,11 @@ from .tree import TreeReader, TreeWriter, join, split
 from .words import BundleError, RolledBack, Stuck, canonical, printable
 
 LOCK = f"{HOME}/lock"
-COMMIT, UNDO, DONE = "commit", "undo", "done"
+_TEMP = re.compile(r"\.dcu-bundle-\d+(-\d+)?\.tmp")
+COMMIT, UNDO, UNDONE, DONE = "commit", "undo", "undone", "done"
+# What a step does. Where a file makes way for a folder, or a folder for a file, the folder itself
+# is one more step: it is staged empty, or has lost all it held.
+PUT, DROP, PUT_FOLDER, DROP_FOLDER = "put", "drop", "put folder", "drop folder"
 
 
 class Step(NamedTuple):
@@ -34,6 +43,31 @@ class Step(NamedTuple):
     temp: str
     was: str = ""
 
+    @property
+    def puts(self) -> bool:
+        return self.kind in (PUT, PUT_FOLDER)
+
+    @property
+    def of_folder(self) -> bool:
+        return self.kind in (PUT_FOLDER, DROP_FOLDER)
+
+    def forth(self, tree: TreeWriter) -> None:
+        self._rename(tree, *((self.temp, self.path) if self.puts else (self.path, self.temp)))
+
+    def back(self, tree: TreeWriter) -> None:
+        self._rename(tree, *((self.path, self.temp) if self.puts else (self.temp, self.path)))
+
+    def _rename(self, tree: TreeWriter, old: str, new: str) -> None:
+        tree.rename(old, new)
+        if self.of_folder:
+            tree.forget()  # where folders were found to be
+
+    def remove_temp(self, tree: TreeWriter) -> None:
+        if self.of_folder:
+            tree.remove_folder(self.temp)
+        else:
+            tree.unlink(self.temp)
+
 
 class Header(NamedTuple):
     """The journal's first line: every name that the transaction makes or removes."""
@@ -42,6 +76,7 @@ class Header(NamedTuple):
     verb: str
     plan: str
     steps: tuple[Step, ...]
+    anchor: str  # a file beside the destinations, there as long as there is something to finish
     folders: tuple[str, ...] = ()  # made before the commit, parents first
     emptied: tuple[str, ...] = ()  # removed at the end, deepest first, if empty
 
@@ -53,11 +88,7 @@ class Found(NamedTuple):
     """A journal that an earlier call left behind. `header` is None where its first line is torn."""
 
     header: Header | None
-    mark: str  # "", COMMIT, UNDO or DONE
-
-    @property
-    def committed(self) -> bool:
-        return self.mark in (COMMIT, DONE)
+    mark: str  # "", COMMIT, UNDO, UNDONE or DONE
 
 
 class Journal:
@@ -77,6 +108,19 @@ class Journal:
     def mark(self, word: str) -> None:
         """Add a line and bring it to disk: COMMIT is the commit point."""
         self._append(canonical({"mark": word, "header": self._sha}))
+
+    def cast_anchor(self) -> None:
+        """Make the file without which nobody believes this journal."""
+        said, site = self._sha.encode(), os.fstat(self.tree.site_fd)
+        owner = (site.st_uid, site.st_gid)
+        self.tree.create(self.header.anchor, lambda fd: os.write(fd, said), 0o644, owner)
+
+    def anchored(self) -> bool:
+        """True when the transaction was staged in this very site."""
+        try:
+            return self.tree.read(self.header.anchor) == self._sha.encode()
+        except OSError:
+            return False
 
     def uncommit(self) -> None:
         """Take back a commit line that could not be brought to disk."""
@@ -118,6 +162,9 @@ def _understood(lines: list[bytes]) -> Found:
     texts = [text for step in raw["steps"] for text in step]
     if not all(isinstance(text, str) for text in (*texts, *raw["folders"], *raw["emptied"])):
         raise ValueError("a name in it is no text")
+    ours = [step.temp for step in raw["steps"]] + [raw["anchor"]]
+    if strange := [name for name in ours if not _TEMP.fullmatch(split(name)[1])]:
+        raise ValueError(f"{strange[0]} is no name of a staged file")
     sha, mark = hashlib.sha256(lines[0]).hexdigest(), ""
     for line in lines[1:]:
         said = json.loads(line)
@@ -146,11 +193,13 @@ def _recover(tree: TreeWriter, found: Found, header: Header) -> str:
     if found.mark == DONE:
         clean(tree, header)
         return "finished"
-    if found.mark == "":
+    if found.mark in ("", UNDONE):
         abort(tree, header)
         return "undone"
     journal = _reopened(tree, header)
     try:
+        if not journal.anchored():
+            raise _of_another_site(tree, header)
         if found.mark == COMMIT:
             try:
                 finish(journal)
@@ -172,6 +221,16 @@ def _reopened(tree: TreeWriter, header: Header) -> Journal:
     journal._sha = hashlib.sha256(canonical(header.to_json())).hexdigest()  # noqa: SLF001
     _cut_torn_line(tree)
     return journal
+
+
+def _of_another_site(tree: TreeReader, header: Header) -> Stuck:
+    return Stuck(
+        "the journal in this site was not written for it",
+        why=f"{tree.visible(JOURNAL)} tells of files that were staged here, and"
+        f" {tree.visible(header.anchor)}, which is made with them, is not there",
+        fix=f"if {HOME} was copied here from another site, remove that folder and run it again; if"
+        " not, compare with `verify` and install the base anew; nothing was changed",
+    )
 
 
 def _cut_torn_line(tree: TreeWriter) -> None:
@@ -218,11 +277,11 @@ def _roll_back(journal: Journal, err: OSError) -> None:
 
 def _do(tree: TreeWriter, step: Step) -> None:
     try:
-        if step.kind == "put":
+        if step.puts:
             if tree.exists(step.temp):
-                tree.rename(step.temp, step.path)
+                step.forth(tree)
         elif not tree.exists(step.temp) and tree.exists(step.path):
-            tree.rename(step.path, step.temp)
+            step.forth(tree)
     except OSError as err:
         err.filename = tree.visible(step.path)
         raise
@@ -233,23 +292,25 @@ def undo(journal: Journal) -> None:
     tree = journal.tree
     for step in reversed(journal.header.steps):
         done = not tree.exists(step.temp)
-        if step.kind == "drop":
+        if not step.puts:
             if not done:
-                tree.rename(step.temp, step.path)
+                step.back(tree)
         elif done and not step.was:
             if tree.exists(step.path):
-                tree.rename(step.path, step.temp)
+                step.back(tree)
         elif done and tree.exists(join(KEPT, step.was)):
             tree.rename(join(KEPT, step.was), step.path)
     settle(tree, journal.header)
+    journal.mark(UNDONE)
     abort(tree, journal.header)
 
 
 def abort(tree: TreeWriter, header: Header) -> None:
     """Remove everything that was staged; the destinations are as they were."""
     for step in header.steps:
-        if step.kind == "put":
-            tree.unlink(step.temp)
+        if step.puts:
+            step.remove_temp(tree)
+    tree.unlink(header.anchor)
     for folder in reversed(header.folders):
         tree.remove_folder(folder)
     _end(tree)
@@ -258,8 +319,9 @@ def abort(tree: TreeWriter, header: Header) -> None:
 def clean(tree: TreeWriter, header: Header) -> None:
     """Remove what the steps left: outgoing files, twins nobody needs, emptied folders, records."""
     for step in header.steps:
-        if step.kind == "drop":
-            tree.unlink(step.temp)
+        if not step.puts:
+            step.remove_temp(tree)
+    tree.unlink(header.anchor)
     for folder in header.emptied:
         tree.remove_folder(folder)
     _end(tree)
@@ -292,20 +354,18 @@ def settle(tree: TreeWriter, header: Header) -> None:
     One `syncfs` a file system instead of an fsync a file: five times faster for eighty files, and,
     unlike `sync`, it waits for nobody else's disk.
     """
-    paths = [step.path for step in header.steps]
+    paths = [name for step in header.steps for name in (step.temp, step.path)] + [header.anchor]
     folders = sorted({split(path)[0] for path in paths} | {HOME, KEPT})
+    folders = [folder for folder in folders if tree.is_folder(folder)]
     devices: dict[int, str] = {}
     for folder in folders:
-        found = tree.stat(folder) if folder else os.fstat(tree.site_fd)
-        if found is not None:
-            devices.setdefault(tree.device(folder), folder)
+        devices.setdefault(tree.device(folder), folder)
     if all(_syncfs(tree.folder(folder)) for folder in devices.values()):
         return
-    for path in [step.temp for step in header.steps] + paths:
+    for path in paths:
         _fsync(tree, path)
     for folder in folders:
-        if tree.exists(folder) or not folder:
-            os.fsync(tree.folder(folder))
+        os.fsync(tree.folder(folder))
 
 
 def _fsync(tree: TreeReader, path: str) -> None:
@@ -348,6 +408,10 @@ def _stuck(tree: TreeReader, err: OSError | BundleError) -> Stuck:
 def temp_name(path: str, serial: int, number: int) -> str:
     """Return a name beside `path` that no package uses and that a person recognises."""
     return join(split(path)[0], f".dcu-bundle-{serial}-{number}.tmp")
+
+
+def anchor_name(folder: str, serial: int) -> str:
+    return join(folder, f".dcu-bundle-{serial}.tmp")
 
 
 def kept_name(serial: int, number: int) -> str:

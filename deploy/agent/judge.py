@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .plan import ABSENT, Plan, PlannedFile, State
 from .pyc import Bytecode, cache_file, module_of
 from .receipt import Receipt, proven
-from .tree import TreeReader, split
+from .tree import TreeReader, chain, join
 from .words import Refused, Unfit, printable
+
+_FOLDER = State(type="folder")
+_TOLD = 3  # names of strangers that an error gives
 
 
 class Conflict(NamedTuple):
@@ -25,12 +28,13 @@ class Conflict(NamedTuple):
     assumed: tuple[State, ...]
     promised: State
     found: State
+    holds: tuple[str, ...] = ()  # what a folder in a file's place holds that would be lost
 
     def to_json(self) -> dict[str, Any]:
         return {
             "path": self.path,
-            "assumed": [state.to_json() for state in self.assumed],
-            "promised": self.promised.to_json(),
+            "assumed": [state.shown() for state in self.assumed],
+            "promised": self.promised.shown(),
             "found": self.found.shown(),
         }
 
@@ -46,6 +50,7 @@ class Judgement(NamedTuple):
     drop_pyc: tuple[str, ...]  # bytecode to be removed
     conflicts: tuple[Conflict, ...]
     drifted: tuple[str, ...] = ()  # those of `put` and `drop` that only the caller's word allows
+    turning: tuple[str, ...] = ()  # files that become folders, and folders that become files
 
     @property
     def nothing(self) -> bool:
@@ -54,7 +59,9 @@ class Judgement(NamedTuple):
 
 def look(tree: TreeReader, plan: Plan | None, receipt: Receipt) -> dict[str, State]:
     """Return what is at every path of the plan, and of the deploy before it."""
-    return {path: tree.state(path) for path in sorted({*_paths(plan), *_leaving(plan, receipt)})}
+    paths = sorted({*_paths(plan), *_leaving(plan, receipt)})
+    tree.expect(paths)
+    return {path: tree.state(path) for path in paths}
 
 
 def not_as_wanted(plan: Plan, found: Mapping[str, State]) -> list[str]:
@@ -88,6 +95,9 @@ def judge(
     for module in _modules_left(plan, receipt):
         gone += pycs.of(module)
     conflicts_too += _folders(tree, gone)
+    going = {*drop, *drop_too, *gone}
+    turning, blocked = _turning(tree, [*written, *give_back], going)
+    conflicts_too += blocked
     return Judgement(
         found,
         tuple(put),
@@ -97,7 +107,48 @@ def judge(
         tuple(sorted(gone)),
         tuple(sorted(conflicts + conflicts_too, key=lambda conflict: conflict.path)),
         _drifted(files, found, receipt, replace),
+        turning,
     )
+
+
+def _turning(
+    tree: TreeReader, coming: Collection[str], going: set[str]
+) -> tuple[tuple[str, ...], list[Conflict]]:
+    """Return which files become folders or folders files, and what is in the way of others."""
+    turning, blocked = set(), []
+    emptied = losing_all(tree, going, coming)
+    for path in coming:
+        if tree.is_own_folder(path):
+            turning.add(path)
+            if path not in emptied:
+                holds = tuple(_strangers(tree, path, going))
+                blocked.append(Conflict(path, (ABSENT,), ABSENT, State(type="folder"), holds))
+    for folder in sorted({above for path in coming for above in chain(path)}):
+        if folder in going:
+            turning.add(folder)
+        elif tree.exists(folder) and not tree.is_folder(folder):
+            blocked.append(Conflict(folder, (_FOLDER,), _FOLDER, tree.state(folder)))
+    return tuple(sorted(turning)), blocked
+
+
+def losing_all(tree: TreeReader, going: Collection[str], coming: Iterable[str]) -> set[str]:
+    """Return the folders of which every file goes and into which none comes."""
+    kept = {above for path in coming for above in chain(path)}
+    left = {above for path in going for above in chain(path)} - kept
+    gone = set(going)
+    for folder in sorted(left, key=lambda p: (-p.count("/"), p)):
+        if gone.issuperset(join(folder, name) for name in tree.names(folder)):
+            gone.add(folder)
+    return gone - set(going)
+
+
+def _strangers(tree: TreeReader, folder: str, going: set[str]) -> Iterator[str]:
+    for name in tree.names(folder):
+        path = join(folder, name)
+        if tree.is_own_folder(path) and tree.names(path):
+            yield from _strangers(tree, path, going)
+        elif path not in going:
+            yield path
 
 
 def _folders(tree: TreeReader, bytecode: Iterable[str]) -> list[Conflict]:
@@ -249,6 +300,10 @@ def refuse_conflicts(conflicts: Iterable[Conflict]) -> None:
 def _line(conflict: Conflict) -> str:
     assumed = " or ".join(short(state) for state in conflict.assumed)
     promised, found = short(conflict.promised), short(conflict.found)
+    if conflict.holds:
+        first = ", ".join(map(printable, conflict.holds[:_TOLD]))
+        more = f" and {len(conflict.holds) - _TOLD} more" if len(conflict.holds) > _TOLD else ""
+        found += f" with {first}{more}, which nobody planned: move it away"
     return f"{printable(conflict.path)}: assumed {assumed}, promised {promised}, found {found}"
 
 
@@ -332,13 +387,3 @@ def _normal(name: str) -> str:
     # As PyPI compares names: case and runs of - _ . do not matter.
     parts = name.lower().replace("_", "-").replace(".", "-").split("-")
     return "-".join(part for part in parts if part)
-
-
-def chain(path: str) -> list[str]:
-    """Return the folders above `path`, the nearest first, without the site itself."""
-    found = []
-    folder, _ = split(path)
-    while folder:
-        found.append(folder)
-        folder, _ = split(folder)
-    return found

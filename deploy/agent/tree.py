@@ -11,7 +11,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from .plan import ABSENT, State
 from .words import Refused, Unfit, printable
@@ -36,6 +36,16 @@ def join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
+def chain(path: str) -> list[str]:
+    """Return the folders above `path`, the nearest first, without the site itself."""
+    found = []
+    folder, _ = split(path)
+    while folder:
+        found.append(folder)
+        folder, _ = split(folder)
+    return found
+
+
 class TreeReader:
     """Reads below one site. `root` is a real folder; `site` is absolute as seen from that root."""
 
@@ -44,6 +54,7 @@ class TreeReader:
         self.site = site
         self._open: dict[Parts, int] = {}
         self._known: dict[str, Parts] = {}  # folder of the site -> where it was found to be
+        self._turning: frozenset[str] = frozenset()
         try:
             self._root = os.open(self.root, _FOLDER)
         except OSError as err:
@@ -61,6 +72,15 @@ class TreeReader:
                 fix="set base.site in the manifest (or --site) to the dist-packages of the service",
             ) from err
         self.site_fd = self._fd(self._site)
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """Name the paths that are, at one time or another, a file or a link.
+
+        Where one of them lies above another, it is a folder at other times: then nothing else is
+        there, and while it is a link, what lies behind it is not below it.
+        """
+        named = frozenset(paths)
+        self._turning = named.intersection(above for path in named for above in chain(path))
 
     def visible(self, path: str) -> str:
         """Return the absolute path under which an interpreter on this machine sees `path`."""
@@ -151,8 +171,32 @@ class TreeReader:
         """
         parts = self._known.get(path)
         if parts is None:
+            if self._behind_a_link(path):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             parts = self._known[path] = self.resolve(path)
         return self._fd(parts)
+
+    def _behind_a_link(self, path: str) -> bool:
+        if not self._turning:
+            return False
+        return any(map(self.is_link, self._turning.intersection((path, *chain(path)))))
+
+    def is_link(self, path: str) -> bool:
+        found = self.stat(path)
+        return found is not None and stat.S_ISLNK(found.st_mode)
+
+    def is_folder(self, path: str) -> bool:
+        """True where a folder is, also behind a link that may be followed."""
+        try:
+            self.folder(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def is_own_folder(self, path: str) -> bool:
+        """True where a folder itself is, and no link to one."""
+        found = self.stat(path)
+        return found is not None and stat.S_ISDIR(found.st_mode)
 
     def stat(self, path: str) -> os.stat_result | None:
         """Return what lstat says of `path`, or None where nothing is."""
@@ -205,6 +249,8 @@ class TreeReader:
         if stat.S_ISLNK(found.st_mode):
             folder, name = split(path)
             return State(type="link", link=os.readlink(name, dir_fd=self.folder(folder)))
+        if stat.S_ISDIR(found.st_mode) and path in self._turning:
+            return ABSENT
         if not stat.S_ISREG(found.st_mode):
             return State(type="folder" if stat.S_ISDIR(found.st_mode) else "special")
         sha, size = hashlib.sha256(), 0
@@ -213,6 +259,12 @@ class TreeReader:
             size += len(chunk)
         mode = f"{stat.S_IMODE(found.st_mode):04o}"
         return State(type="file", mode=mode, sha256=sha.hexdigest(), size=size)
+
+    def forget(self) -> None:
+        """Look anew where folders are: one of them was renamed."""
+        self._known.clear()
+        for parts in [parts for parts in self._open if parts != self._site]:
+            os.close(self._open.pop(parts))
 
     def close(self) -> None:
         for fd in self._open.values():

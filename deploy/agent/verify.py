@@ -60,6 +60,7 @@ def verify(
     doubt: list[tuple[int, str]] = []
     names: dict[str, list[str]] = {}
     pycs = Bytecode(tree)
+    tree.expect(entry.path for entry in plan.files)
     for entry in plan.files:
         row, pyc = _look(tree, entry, receipt, python, recompile=recompile, pycs=pycs)
         row = _overshadowed(tree, entry, row, python["tag"], names)

@@ -224,6 +224,24 @@ def test_a_roll_back_that_was_killed_at_its_end_is_not_rolled_back_twice(target:
     assert number > 8
 
 
+@needs_strace
+@pytest.mark.slow
+def test_a_roll_back_that_was_killed_while_it_cleaned_up_is_not_repeated(target: Target) -> None:
+    """Once all is taken back, "the new name is gone" no longer tells that a step was done."""
+    compile_all(target)
+    before = target.snapshot()
+    bundle = target.usual()
+    for number in range(1, 40):
+        # Nine renames are done by then, one of bytecode into the place of bytecode among them.
+        wrap = faulty("renameat:error=ENOSPC:when=10", f"unlinkat:signal=KILL:when={number}")
+        code = target.run(bundle, "deploy", wrap=wrap).code
+        assert target.run(bundle, "restore").code == 0, number
+        assert difference(before, target.snapshot()) == {}, number
+        if code != -signal.SIGKILL:
+            break
+    assert (code, number > 12) == (7, True)
+
+
 @plants("an I/O error on read-back")
 @needs_strace
 def test_a_staged_file_that_does_not_read_back_stops_the_deploy(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.agent.target import BASE_FILES, Bundle, Target, compile_all, difference, planned, pythons
+from tests.agent.test_agent_killed import needs_strace
+from tests.table import Found, plants
 
 HOME = ".dcu-bundle"
 Spoil = Callable[[dict[str, Any]], object]
@@ -138,6 +141,90 @@ def test_a_journal_that_cannot_be_read_needs_a_person(target: Target, text: str)
         assert (outcome.code, outcome.evidence["outcome"]) == (8, "needs a person"), verb
         assert f"{HOME}/journal" in outcome.err
     assert difference(before, target.snapshot()) == {}
+
+
+# --- a journal of another site
+
+
+def copied(target: Target, kill: str, *, whole: bool, verb: str = "deploy") -> Target:
+    """Return a second site; its records are those of the first, whose call died at `kill`."""
+    other = Target(target.root.parent / "other")
+    other.make(BASE_FILES)
+    bundle = target.usual()
+    if verb == "restore":
+        for site in (target, other):
+            assert site.run(bundle, "deploy").code == 0
+    wrap = ("strace", "-o", "/dev/null", *kill.split())
+    assert target.run(bundle, verb, wrap=wrap).code == -signal.SIGKILL
+    if whole:
+        shutil.rmtree(other.top / HOME, ignore_errors=True)
+        shutil.copytree(target.top / HOME, other.top / HOME)
+    else:
+        (other.top / HOME).mkdir(exist_ok=True)
+        shutil.copy(target.top / HOME / "journal", other.top / HOME / "journal")
+    return other
+
+
+COMMITTED = "-e trace=renameat -e inject=renameat:signal=KILL:when=2"
+UNDONE = (  # the line that says so is there, and nothing was taken back yet
+    "-e trace=renameat,fsync -e inject=renameat:error=EIO:when=5 -e inject=fsync:signal=KILL:when=4"
+)
+
+
+@plants("a journal copied from another site")
+@needs_strace
+@pytest.mark.parametrize("whole", [False, True], ids=["journal", "all records"])
+@pytest.mark.parametrize(
+    ("verb", "kill"), [("deploy", COMMITTED), ("restore", COMMITTED), ("deploy", UNDONE)]
+)
+def test_a_journal_that_was_written_elsewhere_is_not_acted_on(
+    target: Target, verb: str, kill: str, whole: bool, found: Found
+) -> None:
+    other = copied(target, kill, whole=whole, verb=verb)
+    before = other.snapshot()
+
+    bundle = target.usual()
+    for again in ("deploy", "restore"):
+        outcome = other.run(bundle, again)
+        assert outcome.code == 8
+        assert f"{HOME}/journal tells of files that were staged here" in outcome.err
+        assert difference(before, other.snapshot()) == {}
+    assert other.run(bundle, "verify").code == 10
+    found(f"deploy, restore: {outcome.told}")
+
+    # Where it belongs, the next call mends as ever; and so it does in a copy of the whole site.
+    moved = Target(target.root.parent / "moved")
+    shutil.copytree(target.root, moved.root, symlinks=True)
+    moved.use(moved.python)
+    for site in (target, moved):
+        assert site.run(bundle, "restore").code == 0
+        assert not site.exists(HOME)
+        assert site.read("pack/core.py") == BASE_FILES["pack/core.py"]
+
+
+def test_a_journal_that_was_not_committed_takes_nothing_from_another_site(target: Target) -> None:
+    kill = "-e trace=syncfs -e inject=syncfs:signal=KILL:when=1"
+    other = copied(target, kill, whole=True)
+    assert other.run(target.usual(), "deploy").code == 0
+    assert other.run(target.usual(), "restore").code == 0
+    assert not other.exists(HOME)
+    assert {p: other.read(p) for p in BASE_FILES} == BASE_FILES
+
+
+def test_a_journal_whose_staged_files_have_strange_names_needs_a_person(target: Target) -> None:
+    kill = "-e trace=syncfs -e inject=syncfs:signal=KILL:when=1"
+    bundle = target.usual()
+    wrap = ("strace", "-o", "/dev/null", *kill.split())
+    assert target.run(bundle, "deploy", wrap=wrap).code == -signal.SIGKILL
+    raw = json.loads(target.read(f"{HOME}/journal"))
+    raw["steps"][0][2] = "pack/tool.py"
+    target.write(f"{HOME}/journal", json.dumps(raw).encode() + b"\n")
+
+    outcome = target.run(bundle, "deploy")
+
+    assert outcome.code == 8
+    assert "pack/tool.py is no name of a staged file" in outcome.err
+    assert target.read("pack/tool.py") == BASE_FILES["pack/tool.py"]
 
 
 def test_an_interpreter_that_speaks_last_is_understood(target: Target) -> None:
