@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import invoke
 
-from deploy.agent.words import printable
+from deploy.agent.words import Interrupted, printable
 from deploy.errors import BadValues, BundleError, Exit, NeedsPerson, UnfitTarget
 from deploy.layout import HERE
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["say", "show_json", "task"]
 
+_INTERRUPTED = Interrupted("interrupted", why="a person or a signal ended it", fix="ask again")
 _PIPE_CLOSED = 141  # what a shell shows for a program that SIGPIPE ended
 
 # Invoke's own letters are the first that a task has free: -w or -o would mean something else in
@@ -67,8 +68,8 @@ class _Number(invoke.Argument):
                 fix="give one; ./inv --help TASK shows what each flag takes",
             )
             # Invoke parses before any task runs, and passes on nothing but its own exceptions.
-            message = "\n".join(map(printable, str(bad).splitlines()))
-            raise invoke.Exit(message, code=int(bad.exit)) from None
+            as_json = not {"-j", "--json"}.isdisjoint(sys.argv)
+            raise invoke.Exit(code=_report(bad, as_json=as_json)) from None
 
 
 class _Task(invoke.Task[Any]):
@@ -178,6 +179,8 @@ def _attempt(act: Callable[[], int | None], *, as_json: bool) -> int:
         raise
     except KeyboardInterrupt:
         say("interrupted")
+        if as_json:
+            show_json({"schema": "error/1", "error": _INTERRUPTED.to_json()})
         return int(Exit.INTERRUPTED)
 
 

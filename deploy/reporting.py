@@ -38,16 +38,22 @@ def write(
         BadValues: a file that was named is not what it should be.
     """
     manifest = submission.load(name, layout)
-    runs, bases = measuring.paths(run) or _newest(manifest, layout), measuring.paths(base)
-    read = [record.read(path) for path in runs]
+    runs = [record.read(p) for p in measuring.paths(run) or _newest(manifest, layout)]
+    bases = [record.read(path) for path in measuring.paths(base)]
+    if bases and not runs:
+        raise BadValues(
+            "there is no run to hold the baseline against",
+            why=f"--run names none, and {layout.out_of(manifest.name) / 'bench'} holds none",
+            fix="measure and fetch one (`./inv bench.run --follow`), or leave --base out",
+        )
     after, older = measuring.profiles(name, profile, before, layout) if profile else (None, None)
     found = page.document(
         name=manifest.name,
         identities=_identities(manifest, layout),
         evidence=_evidence(manifest, to, layout),
         environment=environment(manifest),
-        run=read[-1] if read else None,
-        comparison=_comparison(read, bases, accuracy_base, accuracy_candidate),
+        run=runs[-1] if runs else None,
+        comparison=_comparison(runs, bases, accuracy_base, accuracy_candidate),
         profile=after,
         before=older,
     )
@@ -64,7 +70,7 @@ def environment(manifest: Manifest) -> list[dict[str, str]]:
 
 
 def _comparison(
-    runs: list[Run], bases: list[Path], accuracy_base: str, accuracy_candidate: str
+    runs: list[Run], bases: list[Run], accuracy_base: str, accuracy_candidate: str
 ) -> Comparison | None:
     if not runs or not bases:
         return None
@@ -72,7 +78,7 @@ def _comparison(
     if accuracy_base and accuracy_candidate:
         sides = [measuring.scores(Path(p)) for p in (accuracy_base, accuracy_candidate)]
         factor = accuracy.compare(*sides).factor
-    return compare([record.read(path) for path in bases], runs, factor)
+    return compare(bases, runs, factor)
 
 
 def _newest(manifest: Manifest, layout: Layout) -> list[Path]:

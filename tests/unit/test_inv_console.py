@@ -40,7 +40,7 @@ def crash(_):
     return 1 // 0
 
 @task(example="./inv wait")
-def wait(_):
+def wait(_, json=False):
     """Wait for a signal."""
     say("waiting")
     time.sleep(30)
@@ -75,6 +75,10 @@ def make(_, full=False):
 def pause(_, so_long=0.0):
     """Say a number."""
     print(so_long)
+
+@task(example="./inv count --most 2", help={"most": "how many"})
+def count(_, most=0, json=False):
+    """Count."""
 
 @task(example="./inv data")
 def data(_, json=False):
@@ -146,6 +150,17 @@ def test_an_interrupt_is_one_line_and_exit_130(inv) -> None:
     _, rest = child.communicate(timeout=30)
 
     assert child.returncode == 130
+    assert rest == "interrupted\n"
+
+
+def test_an_interrupt_is_data_too_where_data_was_asked_for(inv) -> None:
+    child = inv("wait", "--json", start=subprocess.Popen)
+    assert child.stderr.readline() == "waiting\n"
+
+    child.send_signal(signal.SIGINT)
+    said, rest = child.communicate(timeout=30)
+
+    assert json.loads(said)["error"]["exit"] == 130
     assert rest == "interrupted\n"
 
 
@@ -328,6 +343,30 @@ def test_every_text_names_a_task_as_it_is_typed_in_a_fresh_clone() -> None:
     assert found == []
 
 
+# Those for developers call other programs, and say how these ended.
+_OWN = {"test", "lint", "bench-self"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(_every_task().keys() - _OWN))
+def test_every_task_that_cannot_do_it_says_so_as_data(name: str) -> None:
+    flags = {flag.name for flag in _every_task()[name][1]}
+    wrong = ["--name", "nope"] if "name" in flags else []
+    argv = [Path(sys.executable).with_name("inv"), name, *wrong, "--json"]
+
+    done = subprocess.run(
+        argv, cwd=HERE.top, capture_output=True, text=True, check=False, timeout=120
+    )
+
+    said = json.loads(done.stdout)
+    if done.returncode:
+        assert said["schema"] == "error/1"
+        assert said["error"]["exit"] == done.returncode == Exit.VALUES
+        assert done.stderr.count("\n") >= 3
+    else:
+        assert name in {"gc", "completion", "bench.chunks"}
+
+
 def test_a_letter_is_one_flag_and_a_flag_one_letter_in_every_task() -> None:
     of_letter: dict[str, set[str]] = {}
     of_flag: dict[str, set[tuple[str, ...]]] = {}
@@ -374,6 +413,13 @@ def test_a_number_that_is_none_is_a_bad_value_of_three_lines(inv, argv, why: str
     assert done.returncode == Exit.VALUES
     assert done.stdout == ""
     assert done.stderr.startswith(f"{why}, found {argv[-1].rpartition('=')[2]!r}\n  fix: ")
+    assert done.stderr.count("\n") == 3
+
+
+def test_a_bad_number_is_data_too_where_data_was_asked_for(inv) -> None:
+    done = inv("count", "--json", "--most", "abc")
+
+    assert json.loads(done.stdout)["error"]["exit"] == Exit.VALUES
     assert done.stderr.count("\n") == 3
 
 

@@ -1,0 +1,43 @@
+"""What `./inv report` is told to read is read, or is an error: never passed over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from deploy import reporting
+from deploy.errors import BadValues
+from deploy.layout import HERE, Layout
+from tests.measure.test_bench_compare import raw_run
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    found = Layout(tmp_path)
+    found.manifest("tiny").parent.mkdir()
+    shutil.copy(HERE.manifest("tiny"), found.manifest("tiny"))
+    return found
+
+
+def test_a_baseline_that_is_not_there_is_an_error_without_a_run_too(layout: Layout) -> None:
+    with pytest.raises(BadValues):
+        reporting.write("tiny", base="nope", layout=layout)
+
+
+def test_a_baseline_without_a_run_to_hold_against_it_is_an_error(layout: Layout) -> None:
+    base = layout.top / "base.json"
+    base.write_text(json.dumps(raw_run()))
+
+    with pytest.raises(BadValues, match="no run to hold the baseline against"):
+        reporting.write("tiny", base=str(base), layout=layout)
+
+    assert not (layout.out_of("tiny") / "report.json").exists()
+
+
+def test_without_a_baseline_a_report_needs_no_run(layout: Layout) -> None:
+    _, paths = reporting.write("tiny", layout=layout)
+
+    assert [path.name for path in paths] == ["report.json", "report.md", "report.html"]
