@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -231,8 +232,13 @@ def _keep(found: Submission, visit: Visit, kind: str) -> None:
     before = whole["kinds"].get(kind, {})
     earlier = before["gates"] if before.get("run") == same else {}
     whole["kinds"][kind] = {"run": same, "gates": {**earlier, **judged}}
+    _write(path, whole)
+
+
+def _write(path: Path, whole: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
+    # Somebody may follow the service while another one proves it: each writes beside for itself.
+    new = path.with_name(f".{path.name}.{os.getpid()}")
     new.write_text(report.as_json(whole) + "\n", encoding="utf-8")
     new.replace(path)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from deploy import gates, serving
 from deploy.errors import BadValues
 from deploy.gates import Gate, Verdict
+from deploy.layout import HERE
 
 PLAN = "a" * 64
 EVIDENCE = {"plan": PLAN, "target": "local:/"}
@@ -80,3 +83,16 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
 
     with pytest.raises(BadValues, match=r"serve\.json"):
         serving.kept(tmp_path / "evidence.json", EVIDENCE)
+
+
+def test_two_who_look_at_a_time_do_not_trip_each_other(tmp_path: Path) -> None:
+    write = "serving._write(Path(sys.argv[1]), {'schema': 'serve/1', 'kinds': {}})"
+    code = (
+        "import sys; from pathlib import Path; from deploy import serving\n"
+        f"for _ in range(500): {write}"
+    )
+    argv = (sys.executable, "-c", code, str(tmp_path / "serve.json"))
+    both = [subprocess.Popen(argv, cwd=HERE.top) for _ in range(2)]
+
+    assert [one.wait(timeout=60) for one in both] == [0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == ["serve.json"]
