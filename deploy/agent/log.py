@@ -10,6 +10,7 @@ bytes, in one pass of constant memory, from an offset that was noted before.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -33,7 +34,8 @@ _SHARE = 1 << 26  # bytes from which on another process is worth its start
 _MOST_SHARES = 4
 _START = 1 << 24  # a start says less than this; the signs are not looked for beyond
 _LONGEST = 1 << 16  # a line longer than this is cut; nothing of ours is
-_NEAR = 200  # bytes between markers below which a block of lines is looked at, not one
+_NEAR = 200  # bytes between markers below which they may be a burst
+_BURST = 4  # markers so near to each other are one: a block of lines is looked at, not one
 _REACH = 1 << 12  # bytes within which a line is looked for again: some thirty lines
 _GROUPS = 4096  # distinct markers that are told apart; beyond that they are only counted
 _NEWLINE = ord("\n")
@@ -362,12 +364,19 @@ def _marked(data: bytearray, at: int, first: int, stop: int) -> dict[bytes, int]
     backwards skips what cannot match, at three times the speed of one forwards.
     """
     found: dict[bytes, int] = {}
+    lead = near = 0
     stretch = _REACH
     while at >= first:
-        begin, end = data.rfind(b"\n", first, at) + 1 or first, data.find(b"\n", at, stop) + 1
+        begin, end = at - lead, data.find(b"\n", at, stop) + 1
+        # Markers are alike: mostly this line begins as far before its marker as the last one did.
+        fits = begin > first and data[begin - 1] == _NEWLINE
+        line = bytes(data[begin:end]) if fits else b""
+        if line not in found:
+            begin = data.rfind(b"\n", first, at) + 1 or first
+            lead, line = at - begin, bytes(data[begin:end])
         at = data.rfind(MARKER, first, begin)
-        if at < begin - _NEAR:
-            line = bytes(data[begin:end])
+        near = near + 1 if at >= begin - _NEAR else 0
+        if near < _BURST:
             found[line] = found.get(line, 0) + 1
             stretch = _REACH
             continue
@@ -377,7 +386,7 @@ def _marked(data: bytearray, at: int, first: int, stop: int) -> dict[bytes, int]
         else:  # nothing repeats here: count lines, the more of them the longer that is so
             begin = data.rfind(b"\n", first, max(first, end - stretch)) + 1 or first
             block, stretch = bytes(data[begin:end]), min(2 * stretch, _CHUNK)
-        for line, count in Counter(block.split(b"\n")).items():
+        for line, count in Counter(io.BytesIO(block)).items():
             if MARKER in line:
                 found[line] = found.get(line, 0) + count * times
         at = data.rfind(MARKER, first, begin)

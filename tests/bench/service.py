@@ -4,8 +4,8 @@ Limits: a look with gate 5 takes less than 0.3 s beyond the interpreter's start;
 log runs at half the speed of `grep -c` or better. Both sides see the same processes and the same
 cached bytes. Processor time is compared, the best of several rounds, so that whoever else works on
 this machine does not count (the scan is shared out to the cores, which does not show here).
-Markers come in bursts, as a model's layers print them; where two writers mix them at random nothing
-repeats, each line has to be read, and there is no limit.
+Markers come in bursts, as a model's layers print them; where two writers mix them at random, or
+where they stand singly, nothing repeats, each has to be read by itself, and there is no limit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def main() -> list[dict[str, Any]]:
         rows.append(_look())
     with tempfile.TemporaryDirectory() as name:
         rows += [_scan(Path(name), markers) for markers in (1, 100, 1000)]
-        rows.append(_scan(Path(name), 1000, mixed=True))
+        rows.append(_scan(Path(name), 100, order="singly"))
+        rows.append(_scan(Path(name), 1000, order="mixed"))
     for row in rows:
         print(f"{row['what']:<52} {row['ratio']:>6.2f}  (limit {row['limit']})  {row['detail']}")
     return rows
@@ -73,10 +74,10 @@ def _look() -> dict[str, Any]:
     return _row(what, beyond, 0.3, 1.0, detail)
 
 
-def _scan(folder: Path, markers: int, *, mixed: bool = False) -> dict[str, Any]:
+def _scan(folder: Path, markers: int, *, order: str = "") -> dict[str, Any]:
     """The time of a scan over that of grep -c on the same file; `markers` of a thousand lines."""
     path = folder / "serve.log"
-    wanted = _write(path, markers, mixed=mixed)
+    wanted = _write(path, markers, order)
     pairs = []
     for _ in range(_ROUNDS):
         # Its count goes into a pipe: grep ends at the first hit when nobody takes it.
@@ -88,8 +89,8 @@ def _scan(folder: Path, markers: int, *, mixed: bool = False) -> dict[str, Any]:
     ours, plain = (min(column) for column in zip(*pairs))
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
     detail = f"{ours:.2f} s over {plain:.2f} s of grep -c, at most {memory} MiB"
-    what = f"scan of 1 GB, {markers} of 1000 lines markers{', mixed' if mixed else ''}"
-    return _row(what, ours, plain, None if mixed else 2.0, detail)
+    what = f"scan of 1 GB, {markers} of 1000 lines markers{order and f', {order}'}"
+    return _row(what, ours, plain, None if order else 2.0, detail)
 
 
 def _row(what: str, ours: float, rival: float, limit: float | None, detail: str) -> dict[str, Any]:
@@ -99,17 +100,18 @@ def _row(what: str, ours: float, rival: float, limit: float | None, detail: str)
     }  # fmt: skip
 
 
-def _write(path: Path, markers: int, *, mixed: bool) -> int:
+def _write(path: Path, markers: int, order: str) -> int:
     """Write a log of one GB; return how many markers it holds.
 
-    The markers of a thousand lines are a burst: four layers' shapes, again and again. Mixed, they
-    are those of two processes in an order without any. The second changes every five bursts.
+    The markers of a thousand lines are a burst: four layers' shapes, again and again. Otherwise
+    they are those of two processes, drawn without any order: all in one piece ("mixed"), or each
+    somewhere among the other lines ("singly"). The second changes every five bursts.
     """
-    plain = b"".join(
+    plain = [
         b"(EngineCore pid=4187) INFO 03-16 10:35:31 [loggers.py:259] Engine 000: Avg prompt "
         b"throughput: 900.%d tokens/s, Avg generation throughput: 4.1 tokens/s\n" % n
         for n in range(1000 - markers)
-    )
+    ]
     chosen = random.Random(1)
     count = bursts = 0
     with path.open("wb") as file:
@@ -118,11 +120,14 @@ def _write(path: Path, markers: int, *, mixed: bool) -> int:
             second, bursts = bursts // 5 % 60, bursts + 1
             four = [
                 _MARKER % (pid, second, width)
-                for pid in ((4187, 4188) if mixed else (4187,))
+                for pid in ((4187, 4188) if order else (4187,))
                 for width in (5120, 1280, 27648, 5121)
             ]
-            lines = chosen.choices(four, k=markers) if mixed else (four * markers)[:markers]
-            file.write(plain + b"".join(lines))
+            lines = chosen.choices(four, k=markers) if order else (four * markers)[:markers]
+            lines = plain + lines
+            if order == "singly":
+                chosen.shuffle(lines)
+            file.write(b"".join(lines))
             count += markers
     return count
 
