@@ -46,6 +46,7 @@ EVIDENCE: Any = {
             "owners": {...: [str]},
             "faults": [str],
             "files": [{"path": str, "owner": str, "why": str}],
+            "unproven?": (int, _NOTHING),
         },
         _NOTHING,
     ),

@@ -3,7 +3,8 @@
     ours       the plan put it there, and it is as the plan wants it
     base       the base's own bytes: the wheel's, or the base commit's
     vendor     a vendor's own bytes, as the listing of its image pins them
-    derived    bytecode of a module that is there, and what an installer notes down for itself
+    derived    bytecode of a module that is there, and what an installer notes down for itself;
+               what the header of the former says is believed, unless its code was asked for, too
     foreign    anything else: other bytes than the listing has, or a file that nobody knows
 
 What the base has is a listing (see `listing.py`). It comes with the bundle, or is made of the
@@ -15,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 
 from .listing import Entry, installed, normal, of_record, parse, text_of
 from .plan import Plan, PlannedFile
+from .pyc import Compiler, Job, cache_file, module_of
 from .tree import TreeReader, join, split
 from .words import Refused, printable
 
@@ -31,6 +34,7 @@ _PIECE = 1 << 20
 _LARGE = 4 << 20  # such files are begun first, so that no core is left alone with one at the end
 _MOST_CORES = 4
 _INFO = ".dist-info"
+_BATCH = 400  # modules whose sources are held in memory at a time
 _UNCHECKED = 1  # flags of a pyc that is never compared with its source
 
 
@@ -137,9 +141,11 @@ class Audit:
 
     def __init__(self, tree: TreeReader, plan: Plan, base: Mapping[str, Any], text: str) -> None:
         self.tree, self.plan, self.faults = tree, plan, list[str]()
+        self._modules = {entry.path for entry in plan.files}
         self._base, self._text = base, text
         self._walk = Walk(tree, [plan.package])
         self.entries: dict[str, Entry] = {}
+        self.unproven = 0  # bytecode files beside the plan whose code nobody compared
         self._found: dict[str, Found] = {}
 
     def finish(self) -> list[Row]:
@@ -150,7 +156,44 @@ class Audit:
         wants = {entry.path: entry for entry in self.plan.files}
         rows = [self._judge(path, found, wants.get(path)) for path, found in self._found.items()]
         rows += self._absent(wants)
+        self.unproven = sum(self._beside_the_plan(row) for row in rows)
         return sorted(rows)
+
+    def _beside_the_plan(self, row: Row) -> bool:
+        """True for bytecode that verify itself does not look at."""
+        if row.owner != DERIVED or not row.path.endswith(".pyc"):
+            return False
+        return module_of(row.path) not in self._modules
+
+    def prove(self, rows: list[Row], tag: str, command: str, timeout: float) -> list[Row]:
+        """Return the rows with every bytecode foreign that is not what its source compiles to.
+
+        What the interpreter of this tag would not run, as the header tells it, is left alone.
+        """
+        asked = {row.path: job for row in rows if (job := self._job(row, tag)) is not None}
+        verdicts: dict[str, str] = {}
+        paths = list(asked)
+        for at in range(0, len(paths), _BATCH):
+            some = paths[at : at + _BATCH]
+            _, results = Compiler(command, [asked[path]() for path in some], timeout).finish()
+            verdicts.update(zip(some, (verdict for verdict, _ in results)))
+        self.unproven -= len(asked)
+        return [_convicted(row, verdicts.get(row.path, "same")) for row in rows]
+
+    def _job(self, row: Row, tag: str) -> Callable[[], Job] | None:
+        """Return what reads source and bytecode; None where this interpreter is not concerned."""
+        source = module_of(row.path)
+        level = row.path[: -len(".pyc")].rpartition(".opt-")[2] if ".opt-" in row.path else "0"
+        named = cache_file(source, tag if level == "0" else f"{tag}.opt-{level}")
+        info = self.tree.stat(source)
+        if not self._beside_the_plan(row) or row.path != named or info is None:
+            return None
+        head = self._found[row.path].head
+        stamp = struct.pack("<4xLL", int(info.st_mtime) & 0xFFFFFFFF, info.st_size & 0xFFFFFFFF)
+        if head[4:8] == bytes(4) and head[4:16] != stamp:
+            return None
+        tree = self.tree
+        return lambda: (f"body{level}", "", tree.read(source), tree.read(row.path))
 
     def _listed(self, base: Mapping[str, Any], text: str) -> dict[str, Entry]:
         record = str(base.get("record", ""))
@@ -219,6 +262,12 @@ class Audit:
         yield from (Row(path, OURS) for path in gone)
 
 
+def _convicted(row: Row, verdict: str) -> Row:
+    if verdict == "same":
+        return row
+    return Row(row.path, FOREIGN, f"bytecode that is not its source's: {verdict}")
+
+
 def _dist(folder: str) -> str:
     return normal(folder[: -len(_INFO)].rpartition("-")[0])
 
@@ -279,7 +328,7 @@ def survey(tree: TreeReader, plan: Plan) -> str:
     return text_of(entries)
 
 
-def summary(rows: Iterable[Row], faults: Iterable[str]) -> dict[str, Any]:
+def summary(rows: Iterable[Row], faults: Iterable[str], unproven: int) -> dict[str, Any]:
     """Return what evidence holds of an audit: owner -> paths; foreign and missing with reasons."""
     owners: dict[str, list[str]] = {name: [] for name in (OURS, BASE, VENDOR, DERIVED)}
     bad = []
@@ -288,7 +337,7 @@ def summary(rows: Iterable[Row], faults: Iterable[str]) -> dict[str, Any]:
             owners[row.owner].append(row.path)
         else:
             bad.append({"path": row.path, "owner": row.owner, "why": row.why})
-    return {"owners": owners, "faults": list(faults), "files": bad}
+    return {"owners": owners, "faults": list(faults), "files": bad, "unproven": unproven}
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
@@ -297,5 +346,10 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     counts = {owner: len(paths) for owner, paths in found["owners"].items()}
     for row in found["files"]:
         counts[row["owner"]] = counts.get(row["owner"], 0) + 1
+    if unproven := found.get("unproven"):
+        told.append(
+            f"not proven: the code of {unproven} bytecode file(s) beside the plan, judged by their"
+            " headers (verify --all --recompile compares those of the service's interpreter)"
+        )
     every = ", ".join(f"{count} {owner}" for owner, count in counts.items() if count)
     return [*map(printable, found["faults"]), *told, f"files of the package: {every or 'none'}"]

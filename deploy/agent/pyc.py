@@ -23,6 +23,7 @@ CHECKED = 3  # flags of a pyc: hash based, and checked on every import
 # [kind, file name, source size, pyc size]; the answer is a JSON line, then the pycs asked for.
 #   make:  compile and give back the pyc
 #   check: say whether the given pyc is what this interpreter would make of the source
+#   bodyN: say whether its code is (of optimisation N), if this interpreter would run it at all
 WORK = r"""
 import importlib.util, json, marshal, sys
 raw = sys.stdin.buffer
@@ -57,9 +58,22 @@ def undeclared(source):
 answers, bodies = [], []
 for kind, name, source_size, pyc_size in jobs:
     source, old = raw.read(source_size), raw.read(pyc_size)
+    level = 0
+    if kind.startswith("body"):
+        level = int(kind[4:])
+        hashed = old[4:8] == b"\3\0\0\0" and old[8:16] != importlib.util.source_hash(source)
+        if old[:4] != importlib.util.MAGIC_NUMBER or hashed:
+            answers.append(["same"])
+            continue
+        try:
+            name = marshal.loads(old[16:]).co_filename  # that of wherever it was compiled
+        except Exception:
+            answers.append(["no code"])
+            continue
     try:
-        undeclared(source)
-        code = compile(source, name, "exec", dont_inherit=True, optimize=0)
+        if kind[:4] != "body":
+            undeclared(source)
+        code = compile(source, name, "exec", dont_inherit=True, optimize=level)
     except (SyntaxError, ValueError) as err:
         answers.append(["error", type(err).__name__, getattr(err, "lineno", None) or 0,
                         str(getattr(err, "msg", None) or err)])
@@ -70,7 +84,7 @@ for kind, name, source_size, pyc_size in jobs:
         answers.append(["made", len(head) + len(body)])
         bodies += [head, body]
         continue
-    if old[:16] != head:
+    if kind == "check" and old[:16] != head:
         answers.append(["stale"])
     elif old[16:] == body:
         answers.append(["same"])
@@ -87,6 +101,10 @@ for body in bodies:
     out.write(body)
 out.flush()
 """
+
+
+# kind, file name as the interpreter will see it, source, old pyc
+Job = tuple[str, str, bytes, bytes]
 
 
 class Bytecode:
@@ -142,10 +160,7 @@ def belongs(entry: str, stem: str) -> bool:
 class Compiler:
     """One or two children of the service's interpreter that compile or check, started at once."""
 
-    def __init__(
-        self, python: str, jobs: Sequence[tuple[str, str, bytes, bytes]], timeout: float
-    ) -> None:
-        # jobs: (kind, file name as the interpreter will see it, source, old pyc)
+    def __init__(self, python: str, jobs: Sequence[Job], timeout: float) -> None:
         self._timeout = timeout
         self._parts = _halves([(i, job) for i, job in enumerate(jobs)])
         self._count = len(jobs)
@@ -206,14 +221,14 @@ class Compiler:
 
 
 def _halves(
-    jobs: list[tuple[int, tuple[str, str, bytes, bytes]]],
-) -> list[list[tuple[int, tuple[str, str, bytes, bytes]]]]:
+    jobs: list[tuple[int, Job]],
+) -> list[list[tuple[int, Job]]]:
     """Split the jobs in two of about equal size where a second core can help."""
     total = sum(len(job[2]) for _, job in jobs)
     if total < 60_000 or len(jobs) < 2 or (os.cpu_count() or 1) < 2:
         return [jobs] if jobs else []
     jobs = sorted(jobs, key=lambda item: (-len(item[1][2]), item[0]))
-    parts: list[list[tuple[int, tuple[str, str, bytes, bytes]]]] = [[], []]
+    parts: list[list[tuple[int, Job]]] = [[], []]
     sizes = [0, 0]
     for item in jobs:
         smaller = 0 if sizes[0] <= sizes[1] else 1
@@ -222,7 +237,7 @@ def _halves(
     return parts
 
 
-def _start(python: str, jobs: Sequence[tuple[str, str, bytes, bytes]]) -> Child:
+def _start(python: str, jobs: Sequence[Job]) -> Child:
     table = [[kind, name, len(source), len(old)] for kind, name, source, old in jobs]
     data = [json.dumps(table).encode(), b"\n"]
     for _, _, source, old in jobs:

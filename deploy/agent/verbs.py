@@ -243,7 +243,11 @@ def _add_audit(call: Call, audit: Audit) -> list[dict[str, Any]]:
     """Note whose every file is; return those that should not be there, or not like this."""
     from .audit import lines, summary
 
-    found = summary(audit.finish(), audit.faults)
+    rows = audit.finish()
+    if call.request.recompile:
+        tag = call.evidence["python"]["tag"]
+        rows = audit.prove(rows, tag, call.python_path(), call.request.timeout)
+    found = summary(rows, audit.faults, audit.unproven)
     call.evidence["audit"] = found
     for line in lines(found):
         call.tell(line)

@@ -26,8 +26,9 @@ def info_of(site: Any) -> Path:
     return Path(site.site, str(site.bundle.inputs["base_files"]["record"])).parent
 
 
-def audited(site: Any) -> tuple[int, Rows, dict[str, Any]]:
-    code, evidence = site.agent("verify", "--all")
+def audited(site: Any, *options: str) -> tuple[int, Rows, dict[str, Any]]:
+    code, evidence = site.agent("verify", "--all", *options)
+    assert evidence["error"] is None, evidence["error"]
     audit = evidence["audit"]
     return code, {(row["path"], row["owner"]) for row in audit["files"]}, audit
 
@@ -163,6 +164,31 @@ def test_what_is_planted_beside_the_plan_is_found_by_the_audit(
 
     assert (code, rows) == (10, expected)
     row(name, "verify --all: " + ", ".join(f"{path}: {owner}" for path, owner in sorted(expected)))
+
+
+def with_body_of(site: Any, text: bytes) -> Any:
+    """A pyc of the header that Python believes for logger.py, and the code of another text."""
+    path = site.site / BASE
+    info = path.stat()
+    header = importlib.util.MAGIC_NUMBER + bytes(4)
+    header += int(info.st_mtime).to_bytes(4, "little") + info.st_size.to_bytes(4, "little")
+    code = compile(text, path, "exec", dont_inherit=True)
+    return another(site.site / LOGGER_PYC, header + marshal.dumps(code))
+
+
+def test_a_right_header_over_a_wrong_body_is_found_when_code_is_compared(
+    whole: Any, row: Any
+) -> None:
+    source = (whole.site / BASE).read_bytes()
+    with with_body_of(whole, source):
+        right = audited(whole, "--recompile")
+    with with_body_of(whole, source + b"V = 1\n"):
+        by_header, by_code = audited(whole), audited(whole, "--recompile")
+
+    assert (right[:2], right[2]["unproven"]) == ((0, set()), 0)
+    assert (by_header[:2], by_header[2]["unproven"]) == ((0, set()), 1)
+    assert by_code[:2] == (10, {(LOGGER_PYC, "foreign")})
+    row("a wrong body below a base module's right header", "verify --all --recompile: foreign")
 
 
 def test_every_file_of_the_clean_package_is_ours_or_the_bases(whole: Any) -> None:
