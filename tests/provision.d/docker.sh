@@ -34,6 +34,8 @@ install_packages() {
     command -v shellcheck >/dev/null 2>&1 || missing="$missing shellcheck"
     command -v strace >/dev/null 2>&1 || missing="$missing strace"
     command -v docker-registry >/dev/null 2>&1 || missing="$missing docker-registry"
+    command -v podman >/dev/null 2>&1 || missing="$missing podman"
+    command -v buildah >/dev/null 2>&1 || missing="$missing buildah"
     [ -n "$missing" ] || return 0
     say "installing$missing"
     as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=600 update >"$state/apt.log" 2>&1 || true

@@ -1,0 +1,72 @@
+"""podman and buildah with a store, and a service on a socket, of one test's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_STORAGE = '[storage]\ndriver = "overlay"\nrunroot = "{0}/run"\ngraphroot = "{0}/root"\n'
+# Inside a container or a small machine the default limits cannot be set.
+_CONTAINERS = """\
+[containers]
+default_ulimits = []
+[engine]
+cgroup_manager = "cgroupfs"
+tmp_dir = "{0}/tmp"
+"""
+
+
+class Pods:
+    """Runs `podman` and `buildah` in one store; `url` is what DOCKER_HOST takes."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "storage.conf").write_text(_STORAGE.format(folder))
+        (folder / "containers.conf").write_text(_CONTAINERS.format(folder))
+        self._env = {
+            **os.environ,
+            "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
+            "CONTAINERS_CONF": str(folder / "containers.conf"),
+            "TMPDIR": str(folder),
+        }
+        self._socket = folder / "sock"
+        self.url = f"unix://{self._socket}"
+
+    def run(self, *words: str) -> str:
+        done = subprocess.run(words, capture_output=True, env=self._env, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode().strip()
+
+    @contextlib.contextmanager
+    def service(self) -> Iterator[None]:
+        argv = ("podman", "system", "service", "--time", "0", self.url)
+        with (self._socket.parent / "log").open("wb") as log:
+            process = subprocess.Popen(argv, env=self._env, stderr=log, start_new_session=True)
+        try:
+            end = time.monotonic() + 30
+            while not self._socket.exists():
+                assert process.poll() is None
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@contextlib.contextmanager
+def pods(folder: Path) -> Iterator[Pods]:
+    """A store that is empty, for the time of the block."""
+    if missing := [name for name in ("podman", "buildah") if shutil.which(name) is None]:
+        pytest.skip(f"apt-get install {' '.join(missing)}")
+    found = Pods(folder)
+    with found.service():
+        yield found
+    found.run("podman", "system", "reset", "--force")
