@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz import zipped
 from tests.fuzz.run import HERE, TARGETS, cases, load
 
 SECONDS = 5
@@ -23,6 +24,29 @@ KEPT = [(name, path) for name in TARGETS for path in cases(name)]
 @pytest.mark.parametrize(("name", "path"), KEPT, ids=[f"{n}-{p.name}" for n, p in KEPT])
 def test_what_was_found_once_stays_mended(name: str, path: Path, tmp_path: Path) -> None:
     load(name).one(path.read_bytes(), tmp_path)
+
+
+@pytest.mark.parametrize("path", cases("bundle"), ids=lambda path: path.name)
+def test_no_bundle_that_was_found_is_believed(path: Path) -> None:
+    assert load("bundle")._by_operator(path) is None
+
+
+def test_a_bundle_is_put_together_as_it_was_taken_apart() -> None:
+    whole = load("bundle").seeds()["whole"]
+
+    assert zipped.joined(zipped.parts_of(whole)) == whole
+
+
+def test_many_changes_of_a_bundle_get_past_the_first_check(tmp_path: Path) -> None:
+    target = load("bundle")
+    whole, path = target.seeds()["whole"], tmp_path / "x.pyz"
+    taken = 0
+    for seed in range(300):
+        made = target.mutate(whole, 6000, seed, lambda data, _: data[:-1] + b"!")
+        path.write_bytes(made)
+        taken += made != whole and target._by_operator(path) is not None
+
+    assert taken > 15
 
 
 @pytest.mark.parametrize("name", TARGETS)
