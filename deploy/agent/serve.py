@@ -313,10 +313,14 @@ def _run_script(wanted: service.Wanted, say: Say) -> Run:
     if done.returncode or run is None or run == before:
         raise Refused(
             f"{START_SCRIPT} started nothing",
-            why=f"exit {done.returncode}: {printable(said[-2000:]) or 'it said nothing'}",
+            why=f"exit {done.returncode}: {_one_line(said[-2000:]) or 'it said nothing'}",
             fix="run it by hand in launch.dir and read what it says",
         )
     return run
+
+
+def _one_line(said: str) -> str:
+    return "; ".join(printable(line.strip()) for line in said.splitlines() if line.strip())
 
 
 def _await(run: Run, wanted: service.Wanted, seconds: float, say: Say) -> None:

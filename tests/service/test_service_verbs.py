@@ -199,12 +199,14 @@ def test_a_service_survives_the_terminal_that_started_it(target: Target) -> None
 
 
 def test_a_script_that_starts_nothing_is_named(target: Target) -> None:
-    (target.folder / "start_vllm.sh").write_text("echo no model here >&2\nexit 3\n")
+    (target.folder / "start_vllm.sh").write_text(
+        "echo no model here >&2\necho '  why: gone'\nexit 3\n"
+    )
 
     code, evidence, _ = target.start(scripts=False)
 
     assert code == 6
-    assert evidence["error"]["why"] == "exit 3: no model here"
+    assert evidence["error"]["why"] == "exit 3: no model here; why: gone"
 
 
 def test_without_a_script_nothing_is_started(target: Target) -> None:
