@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["say", "show_json", "task"]
 
 _INTERRUPTED = Interrupted("interrupted", why="a person or a signal ended it", fix="ask again")
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 _PIPE_CLOSED = 141  # what a shell shows for a program that SIGPIPE ended
 
 # Invoke's own letters are the first that a task has free: -w or -o would mean something else in
@@ -151,18 +152,19 @@ def _outcome(act: Callable[[], int | None], *, as_json: bool) -> int:
 
 
 def _unusable(err: OSError) -> BundleError | None:
-    """Return what an error of the system says of out/, which everything is made in; None: a bug.
+    """Return what an error of the system says of this machine; None: it is our bug.
 
-    This machine is then as unfit as a target would be (exit 3), as where `inv` cannot make .venv.
+    The machine is then as unfit as a target would be (exit 3), as where `inv` cannot make .venv.
+    Everything is made below out/; elsewhere a file that lacks is no fault of the machine.
     """
-    path, full = str(err.filename or ""), err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-    if not full and not Path(path).is_relative_to(HERE.out):
+    path = str(err.filename or "")
+    if err.errno not in _DENIED and not Path(path).is_relative_to(HERE.out):
         return None
     return UnfitTarget(
         f"cannot use {path or 'a disk of this machine'}",
         why=err.strerror or str(err),
-        fix=f"let {HERE.out} be a folder that can be written to, with room (`./inv gc` shows what"
-        " lies there), then ask again",
+        fix="let it be there, be writable and have room (`./inv gc` shows what out/ holds), then"
+        " ask again",
     )
 
 

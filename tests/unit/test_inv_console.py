@@ -65,9 +65,11 @@ def answer(_, code=0):
     print("\\u6587\\u4ef6")
     return code
 
-@task(example="./inv make", help={"full": "on a full disk"})
-def make(_, full=False):
-    """Write to a full disk, or where nobody can mend it."""
+@task(example="./inv make", help={"full": "on a full disk", "denied": "where it is denied"})
+def make(_, full=False, denied=False):
+    """Write to a full disk, where it is denied, or where nobody can mend it."""
+    if denied:
+        raise PermissionError(13, "Permission denied", "/manifests/x.lock.yaml")
     with open("/dev/full" if full else "/proc/nobody", "w") as file:
         file.write("x")
 
@@ -228,6 +230,13 @@ def test_a_full_disk_is_an_unfit_machine(inv) -> None:
     assert done.returncode == Exit.UNFIT
     assert done.stderr.startswith("cannot use a disk of this machine\n  why: No space left")
     assert done.stderr.count("\n") == 3
+
+
+def test_a_file_that_may_not_be_written_is_an_unfit_machine(inv) -> None:
+    done = inv("make", "--denied")
+
+    assert done.returncode == Exit.UNFIT
+    assert done.stderr.startswith("cannot use /manifests/x.lock.yaml\n  why: Permission denied\n")
 
 
 def test_what_cannot_be_opened_elsewhere_is_our_bug(inv) -> None:
