@@ -67,6 +67,11 @@ def pods(folder: Path) -> Iterator[Pods]:
     if missing := [name for name in ("podman", "buildah") if shutil.which(name) is None]:
         pytest.skip(f"apt-get install {' '.join(missing)}")
     found = Pods(folder)
-    with found.service():
-        yield found
-    found.run("podman", "system", "reset", "--force")
+    try:
+        with found.service():
+            yield found
+        found.run("podman", "system", "reset", "--force")
+    finally:
+        # The store mounts its own folder on itself, and some versions leave it so.
+        argv = ("umount", "--lazy", str(folder / "root/overlay"))
+        subprocess.run(argv, capture_output=True, timeout=30, check=False)
