@@ -19,7 +19,7 @@ import pytest
 
 from deploy.agent import launch
 from deploy.agent.words import Exit
-from tests.service.ground import Checkout, base_image, behind_sshd, local_place
+from tests.service.ground import Checkout, behind_sshd, local_place
 from tests.service.test_service_verbs import own_processes
 
 pytestmark = pytest.mark.slow
@@ -107,7 +107,7 @@ def test_a_follower_is_told_that_the_service_has_ended(tmp_path: Path) -> None:
 
 @pytest.mark.docker
 @pytest.mark.sshd
-def test_a_dropped_terminal_s_service_is_found_over_ssh_too(tmp_path: Path) -> None:
+def test_a_dropped_terminal_s_service_is_found_over_ssh_too(tmp_path: Path, image: str) -> None:
     checkout = Checkout(tmp_path / "checkout", {"STANDIN_UNTIL": "/waits"})
-    with base_image() as image, behind_sshd(image, tmp_path / "home") as (box, env):
+    with behind_sshd(image, tmp_path / "home") as (box, env):
         tell_the_story(checkout, "ssh:box", env, lambda: box.sh("touch /waits"))

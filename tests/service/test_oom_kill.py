@@ -16,7 +16,7 @@ import pytest
 
 from deploy.agent import oom
 from deploy.agent.words import Exit
-from tests.service.ground import Checkout, Machine, base_image, local_place, machine
+from tests.service.ground import Checkout, Machine, local_place, machine
 from tests.service.test_service_verbs import own_processes
 
 pytestmark = pytest.mark.slow
@@ -116,20 +116,22 @@ def test_a_kill_is_the_service_s_by_cgroup_and_by_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.docker
-def test_a_machine_that_runs_containers_is_none_of_them() -> None:
+def test_a_machine_that_runs_containers_is_none_of_them(image: str) -> None:
     before = oom.here()
     # An engine of old does so by itself: the host sees a mount below the container's folder.
-    with base_image() as image, machine(image, "--ipc", "shareable"):
+    with machine(image, "--ipc", "shareable"):
         assert oom.here() == before
 
 
 @pytest.mark.docker
 @pytest.mark.parametrize("cgroups", ["host", "private"])
-def test_a_kill_is_told_inside_the_container_in_which_it_was(tmp_path: Path, cgroups: str) -> None:
+def test_a_kill_is_told_inside_the_container_in_which_it_was(
+    tmp_path: Path, image: str, cgroups: str
+) -> None:
     sight = ("--device", "/dev/kmsg", "--cap-add", "SYSLOG", "--memory", f"{LIMIT}m")
     sight += ("--cgroupns", cgroups)
     checkout = Checkout(tmp_path / "checkout", {"STANDIN_HUNGRY": "/hunger"})
-    with base_image() as image, machine(image, *sight) as one, machine(image, *sight) as two:
+    with machine(image, *sight) as one, machine(image, *sight) as two:
         for box in (one, two):
             checkout.done("deploy", "-t", box.to)
             checkout.done("serve.start", "-t", box.to)
@@ -151,9 +153,9 @@ def test_a_kill_is_told_inside_the_container_in_which_it_was(tmp_path: Path, cgr
 
 
 @pytest.mark.docker
-def test_where_the_kernel_s_log_is_closed_that_is_said(tmp_path: Path) -> None:
+def test_where_the_kernel_s_log_is_closed_that_is_said(tmp_path: Path, image: str) -> None:
     checkout = Checkout(tmp_path / "checkout", {"STANDIN_HUNGRY": "/hunger"})
-    with base_image() as image, machine(image, "--memory", f"{LIMIT}m") as box:
+    with machine(image, "--memory", f"{LIMIT}m") as box:
         checkout.done("deploy", "-t", box.to)
         checkout.done("serve.start", "-t", box.to)
         box.sh("touch /hunger")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,9 @@ import pytest
 
 from deploy.agent.words import Exit
 from tests.carriers.boxes import docker
-from tests.service.ground import Checkout, Machine, base_image, behind_sshd, machine
+from tests.service.ground import Checkout, Machine, behind_sshd, machine
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def image() -> Iterator[str]:
-    with base_image() as made:
-        yield made
 
 
 @pytest.fixture
