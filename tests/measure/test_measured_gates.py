@@ -170,7 +170,8 @@ def test_a_profile_is_shown_with_bars_and_with_what_is_left_to_gain() -> None:
     assert "█" * 40 in text
     assert "14 kernels, 7976 calls, 1315.492 ms" in text
     assert "10 % less of gemm, the largest class, is 9.04% less kernel time in all" in text
-    assert max(map(len, text.splitlines())) < 140
+    # Into a file every name goes whole; what a terminal sees is tested with one.
+    assert all(part.name in text for part in found.top[:10])
     assert "the hot spot stayed: gemm" in figures.changes_text(found, found)
 
 

@@ -94,3 +94,14 @@ def test_a_terminal_is_asked_for_its_width_and_a_pipe_is_not() -> None:
     assert wide == piped
     assert max(map(len, piped.split("\n"))) > 80
     assert re.search(r"^expect\.tree +[0-9a-f]{64} +tiny\.lock\.yaml$", piped, re.MULTILINE)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_profile_fits_the_terminal_with_its_bars_and_long_names(width: int) -> None:
+    file = HERE.top / "tests" / "measure" / "fixtures" / "hipkernel.csv"
+
+    lines = seen(width, "profile.summary", "-n", "demo", "--file", str(file)).split("\n")
+
+    assert all(len(line) <= width for line in lines)
+    assert any(line.rstrip().endswith("█" * 8) for line in lines)
+    assert any("Cijk_Alik" in line and " ... " in line for line in lines)
