@@ -171,6 +171,7 @@ class Caller:
     def __init__(self, world: World, weather: Weather) -> None:
         self.world, self.weather = world, weather
         self.told = Told(what=weather.what)
+        self.warned: set[str] = set()
         changed = {name: value and value.format(top=world.top) for name, value in
                    weather.env.items()}  # fmt: skip
         self.env = {k: v for k, v in {**os.environ, **changed}.items() if v is not None}
@@ -188,11 +189,9 @@ class Caller:
         for gate in target["gates"]:
             self.told.said += gate["faults"]
         service = (target["evidence"] or {}).get("service") or {}
-        self.told.said += [
-            fault["text"]
-            for fault in service.get("faults", ())
-            if fault["what"] not in self.weather.warns
-        ]
+        faults = service.get("faults", ())
+        self.told.said += [f["text"] for f in faults if f["what"] not in self.weather.warns]
+        self.warned |= {fault["what"] for fault in faults}
         return dict(target)
 
     def judge(self, *words: str, gates: tuple[int, ...]) -> None:
@@ -212,6 +211,7 @@ def whole_way(world: World, weather: Weather, number: int) -> Told:
         caller.judge("serve.prove", "--prompt", str(prompt), "--salt", str(number), gates=(6,))
         caller.ask("serve.stop")
         caller.ask("serve.status", "--expect", "clean")
+    caller.told.said += [f"no warning: {what}" for what in weather.warns - caller.warned]
     caller.told.seconds = time.monotonic() - began
     return caller.told
 

@@ -1,24 +1,24 @@
 """From a patch to a proven dispatch, on the real vLLM server, and what goes wrong on the way.
 
-The tests of this file share one deployment and run in order: starting the server takes a minute.
+The tests of this file share one deployment and run in order: starting the server takes a while. The
+second server on the port, the unpatched one and the one with other words are real ones, too.
 """
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deploy import serving
-from deploy.agent import launch, machine
+from deploy.agent import health, launch
 from deploy.agent.ops import OpsProbe
 from deploy.agent.plan import Extension
 from deploy.agent.tree import TreeReader
@@ -30,7 +30,6 @@ from tests.live.world import NAME, World, build
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(900)]
 
-STANDIN = Path(__file__).parents[1] / "service" / "standin" / "vllm"
 LIBRARY = "vllm/_C.abi3.so"
 
 
@@ -63,6 +62,35 @@ def look(world: World, **options: Any) -> tuple[set[str], Visit]:
 def text_of(visit: Visit) -> str:
     assert visit.evidence is not None
     return str(visit.evidence.raw["markers"]["answer"]["text"])
+
+
+def served_name(port: int) -> str:
+    """The model that whoever gets this connection serves."""
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        line.request("GET", "/v1/models")
+        return str(json.load(line.getresponse())["data"][0]["id"])
+    finally:
+        line.close()
+
+
+def texts(world: World) -> list[str]:
+    """What the server that runs makes of three prompts, of one chunk to three."""
+    # With a salt each of their own: a cached prefix would be computed in other chunks.
+    prompts = ((900, 5), (5000, 6), (9000, 7))
+    answers = [health.generate(world.port, "tiny", n, salt=s, output=32) for n, s in prompts]
+    assert [answer["error"] for answer in answers] == ["", "", ""]
+    return [str(answer["text"]) for answer in answers]
+
+
+def test_the_unpatched_server_tells_what_its_texts_are(world: World) -> None:
+    assert not (world.site / "vllm" / "dcu").exists()
+
+    with world.server_by_hand():
+        found = texts(world)
+
+    assert len(set(found)) == 3
+    (world.top / "base.json").write_text(json.dumps(found))
 
 
 def test_a_patch_is_deployed_and_gate_1_passes(world: World) -> None:
@@ -112,29 +140,18 @@ def test_a_window_without_a_request_proves_nothing(world: World) -> None:
     assert all("selected outside the window only" in fault for fault in found.faults)
 
 
-@contextmanager
-def second_server(world: World) -> Iterator[int]:
-    """Another server on the same port: a stand-in, which the kernel lets in without an error."""
-    port = str(load(NAME, world.layout).launch.port)  # type: ignore[union-attr]
-    argv = (sys.executable, str(STANDIN), "serve", "m", "--port", port)
-    with subprocess.Popen(argv, start_new_session=True, stdout=subprocess.DEVNULL) as child:
-        try:
-            limit = time.monotonic() + 30
-            while len(machine.snapshot(int(port)).listeners) < 2:
-                assert child.poll() is None
-                assert time.monotonic() < limit, "the first server does not listen"
-                time.sleep(0.1)
-            yield child.pid
-        finally:
-            os.killpg(child.pid, signal.SIGKILL)
-
-
 def test_a_second_server_on_the_port_is_found_and_nothing_is_when_it_is_gone(world: World) -> None:
-    with second_server(world) as pid:
+    # Both are real: each sets SO_REUSEPORT, and neither says a word about the other.
+    with world.server_by_hand(instead={"tiny": "other"}) as pid:
         kinds, visit = look(world, ask=False)
-        assert kinds == {"api server", "engine core", "listener"}
-        assert str(pid) in "\n".join(gate(visit, 5).faults)
+        limit, names = time.monotonic() + 60, set[str]()
+        while len(names) < 2:  # the kernel deals the connections out to both
+            assert time.monotonic() < limit, names
+            names.add(served_name(world.port))
+    said = gate(visit, 5).faults
 
+    assert kinds == {"api server", "engine core", "listener"}
+    assert any(f"127.0.0.1:{world.port} by pid {pid}" in fault for fault in said), said
     kinds, visit = look(world)
     assert kinds == set()
     assert passed(visit, 5)
@@ -196,16 +213,20 @@ def test_an_engine_whose_server_was_killed_is_found_kept_from_a_start_and_ended(
     assert clean.exit is Exit.OK
 
 
-def test_with_the_switch_off_nothing_is_selected_and_the_text_is_the_same(world: World) -> None:
+def test_with_the_switch_off_nothing_is_selected_and_texts_are_the_unpatched_server_s(
+    world: World,
+) -> None:
     started = world.ask(Verb.START, off=True)
     assert started.exit is Exit.OK, started.error
     assert passed(started, 5), gate(started, 5).faults
 
     off = world.prove(9000, off=True)
     on = world.prove(9000, salt=1)
+    found = texts(world)
 
     assert passed(off, 6), gate(off, 6).faults
     assert text_of(off) == (world.top / "on.txt").read_text()
+    assert found == json.loads((world.top / "base.json").read_text())
     assert not passed(on, 6)
     assert "selected=False all" in "\n".join(gate(on, 6).faults)
 
@@ -238,26 +259,14 @@ def test_the_log_of_an_earlier_start_proves_nothing(world: World) -> None:
 
 def test_a_server_with_other_words_another_model_and_a_proxy_is_found(world: World) -> None:
     world.ask(Verb.STOP, grace=60)
-    manifest = load(NAME, world.layout)
-    locked = serving.launch_of(manifest)
+    locked = serving.launch_of(load(NAME, world.layout))
     other = world.top / "other-model"
     other.symlink_to(locked.model)
-    words = [str(other) if word == locked.model else word for word in locked.argv]
-    environment = {
-        "PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **locked.env,
-        "http_proxy": "http://127.0.0.1:9", "VLLM_LOGGING_LEVEL": "INFO",
-    }  # fmt: skip
-    with (world.top / "other.log").open("wb") as log, subprocess.Popen(
-        [*words, "--max-num-seqs", "7"], cwd=world.folder, env=environment, stdout=log,
-        stderr=subprocess.STDOUT, start_new_session=True,
-    ) as child:  # fmt: skip
-        try:
-            while not machine.snapshot(locked.port).listeners:
-                assert child.poll() is None, (world.top / "other.log").read_text()[-2000:]
-                time.sleep(0.5)
-            kinds, visit = look(world, patience=120)
-        finally:
-            os.kill(child.pid, signal.SIGTERM)
+    proxy = {"http_proxy": "http://127.0.0.1:9", "VLLM_LOGGING_LEVEL": "INFO"}
+    with world.server_by_hand(
+        "--max-num-seqs", "7", instead={locked.model: str(other)}, **proxy
+    ):  # fmt: skip
+        kinds, visit = look(world, patience=120)
 
     said = "\n".join(gate(visit, 5).faults)
     assert kinds == {"record", "arguments", "environment", "model"}

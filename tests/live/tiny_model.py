@@ -2,7 +2,8 @@
 
 Run by the live server's interpreter: `python tiny_model.py FOLDER`. It proves nothing about text
 quality; it makes the real server load, tokenize, schedule and generate. Seeded, so that two
-machines get the same answers.
+machines get the same answers. What it says depends on the prompt: tied embeddings would repeat the
+last token for ever, and then equal texts prove nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def model() -> Qwen3ForCausalLM:
+def model(spoken: list[int]) -> Qwen3ForCausalLM:
+    """Return a model that says no tokens but these."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=_VOCABULARY,
@@ -47,16 +49,30 @@ def model() -> Qwen3ForCausalLM:
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=40960,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
         bos_token_id=0,
         eos_token_id=1,
     )
-    return Qwen3ForCausalLM(config).to(torch.bfloat16)
+    made = Qwen3ForCausalLM(config)
+    # The best of many random scores is above zero: a token that always scores zero is never it.
+    silent = [token for token in range(_VOCABULARY) if token not in spoken]
+    with torch.no_grad():
+        made.lm_head.weight[silent] = 0
+    return made.to(torch.bfloat16)
+
+
+def visible(tokens: PreTrainedTokenizerFast) -> list[int]:
+    """The tokens that are text by themselves: no part of a letter, nothing special."""
+    every = range(len(tokens))
+    texts = {token: tokens.decode([token], skip_special_tokens=True) for token in every}
+    return [token for token, text in texts.items() if text.isascii() and text.strip().isprintable()
+            and text.strip()]  # fmt: skip
 
 
 def main(folder: Path) -> None:
-    tokenizer().save_pretrained(folder)
-    model().save_pretrained(folder)
+    tokens = tokenizer()
+    tokens.save_pretrained(folder)
+    model(visible(tokens)).save_pretrained(folder)
 
 
 if __name__ == "__main__":

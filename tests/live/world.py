@@ -10,19 +10,24 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deploy import flow, serving, submission, wheel
+from deploy.agent import machine
 from deploy.agent.words import Verb
 from deploy.carriers import Request
 from deploy.gates import Visit
 from deploy.layout import HERE, Layout
+from deploy.submission import load
 
 SERVER = (
     Path(os.environ.get("DCU_TEST_CACHE") or Path(os.environ.get("XDG_CACHE_HOME")
@@ -62,15 +67,51 @@ class World:
     def python(self) -> Path:
         return self.top / "venv" / "bin" / "python3"
 
-    def ask(self, verb: Verb, off: bool = False, **options: object) -> Visit:
-        [visit] = serving.ask(NAME, "local:/", verb, options, off=off, layout=self.layout)
-        return visit
-
-    def prove(self, prompt: int, *, off: bool = False, salt: int = 0) -> Visit:
-        [visit] = serving.prove(
-            NAME, "local:/", prompt=prompt, off=off, salt=salt, layout=self.layout
+    def ask(
+        self, verb: Verb, off: bool = False, twin: bool = False, **options: object
+    ) -> Visit:  # fmt: skip
+        [visit] = serving.ask(
+            NAME, "local:/", verb, options, off=off, twin=twin, layout=self.layout
         )
         return visit
+
+    def prove(self, prompt: int, *, off: bool = False, twin: bool = False, salt: int = 0) -> Visit:
+        [visit] = serving.prove(
+            NAME, "local:/", prompt=prompt, off=off, twin=twin, salt=salt, layout=self.layout
+        )
+        return visit
+
+    @contextmanager
+    def server_by_hand(
+        self, *more: str, instead: Mapping[str, str] | None = None, **variables: str
+    ) -> Iterator[int]:
+        """A real server that nobody recorded, with the locked words and variables and these.
+
+        `instead` says which words are others. Yields its pid once it listens.
+        """
+        locked = serving.launch_of(load(NAME, self.layout))
+        words = [(instead or {}).get(word, word) for word in locked.argv]
+        environment = {
+            "PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **locked.env, **variables,
+        }  # fmt: skip
+        path = self.top / "by-hand.log"
+        with path.open("wb") as log, subprocess.Popen(
+            [*words, *more], cwd=self.folder, env=environment, stdout=log,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        ) as child:  # fmt: skip
+            try:
+                while not self._listens(child.pid):
+                    assert child.poll() is None, path.read_text()[-2000:]
+                    time.sleep(0.5)
+                yield child.pid
+            finally:
+                os.killpg(child.pid, signal.SIGKILL)
+                while any(not p.zombie for p in machine.snapshot().family(child.pid)):
+                    time.sleep(0.1)
+
+    def _listens(self, pid: int) -> bool:
+        found = machine.snapshot(self.port, also=(pid,))
+        return any(pid in row.pids for row in found.listeners)
 
     def deploy(self, *, force_running: bool = False) -> Visit:
         request = Request(verb=Verb.DEPLOY, force_running=force_running)
@@ -114,8 +155,11 @@ class World:
         )  # fmt: skip
 
 
-def build(top: Path, folder: Path | None = None) -> World:
-    """Make the world below `top`, and lock its manifest; `folder` is where it is launched."""
+def build(top: Path, folder: Path | None = None, *, twin: bool = False) -> World:
+    """Make the world below `top`, and lock its manifest; `folder` is where it is launched.
+
+    With `twin` the service prints no markers, and its twin does.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         world = World(top, folder or top / "submission", int(probe.getsockname()[1]))
@@ -125,7 +169,7 @@ def build(top: Path, folder: Path | None = None) -> World:
     world.folder.mkdir()
     _overlay(top / "overlay" / NAME)
     _site(world)
-    _manifest(world)
+    _manifest(world, "twin" if twin else "same-process")
     flow.lock(NAME, world.layout)
     return world
 
@@ -163,7 +207,7 @@ def _site(world: World) -> None:
     program.chmod(0o755)
 
 
-def _manifest(world: World) -> None:
+def _manifest(world: World, diag: str) -> None:
     demo = HERE.manifest("demo").read_text()
     source = demo[demo.index("source:") : demo.index("launch:")].replace(
         "overlay/demo", "overlay/live"
@@ -181,8 +225,8 @@ def _manifest(world: World) -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_CACHE_ROOT": str(world.top / "cache"),
-        "VLLM_DCU_KERNEL_DIAG": "1",
         "VLLM_DCU_CANDIDATE": "1",
+        **({} if diag == "twin" else {"VLLM_DCU_KERNEL_DIAG": "1"}),
     }
     env = "".join(f'    {k}: {{value: "{v}", why: the test}}\n' for k, v in variables.items())
     world.layout.manifest(NAME).parent.mkdir(exist_ok=True)
@@ -209,6 +253,7 @@ base:
   served_name: tiny
   files:
 {files}dispatch:
+  diag: {diag}
   switch: VLLM_DCU_CANDIDATE
   markers:
     - shape: chunks

