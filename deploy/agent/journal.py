@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from typing import Any, NamedTuple
 
 from .receipt import HOME, JOURNAL, KEPT, RECEIPT, read_receipt
@@ -58,7 +59,14 @@ class Step(NamedTuple):
         self._rename(tree, *((self.path, self.temp) if self.puts else (self.temp, self.path)))
 
     def _rename(self, tree: TreeWriter, old: str, new: str) -> None:
-        tree.rename(old, new)
+        try:
+            tree.rename(old, new)
+        except OSError as err:
+            # In a container: overlayfs renames no folder of an image. It is empty, so one made
+            # like it is as good.
+            if err.errno != errno.EXDEV or not self.of_folder:
+                raise
+            _move_empty(tree, old, new)
         if self.of_folder:
             tree.forget()  # where folders were found to be
 
@@ -67,6 +75,14 @@ class Step(NamedTuple):
             tree.remove_folder(self.temp)
         else:
             tree.unlink(self.temp)
+
+
+def _move_empty(tree: TreeWriter, old: str, new: str) -> None:
+    found = tree.stat(old)
+    assert found is not None
+    tree.make_folder(new, stat.S_IMODE(found.st_mode), (found.st_uid, found.st_gid))
+    if not tree.remove_folder(old):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), old)
 
 
 class Header(NamedTuple):
@@ -279,6 +295,9 @@ def _do(tree: TreeWriter, step: Step) -> None:
     try:
         if step.puts:
             if tree.exists(step.temp):
+                step.forth(tree)
+        elif step.of_folder:
+            if tree.is_own_folder(step.path):  # a call that was killed may have got half-way
                 step.forth(tree)
         elif not tree.exists(step.temp) and tree.exists(step.path):
             step.forth(tree)

@@ -331,7 +331,8 @@ def assembled(
     )
     bases.require(files, site, plan, compiler.installed(files, site))
     record.require_pristine(files, site)
-    bases.judge(files, site, plan)
+    cleared = bases.Cleared(files, site, plan)
+    bases.judge(cleared, site, plan)
     with _blobs(order.bundle) as blobs:
         python, pycs = compiler.compile(plan, blobs)
         contents = Contents(
@@ -343,7 +344,7 @@ def assembled(
             said=record.said(plan, digest(order.bundle.inputs), order.base_name, order.epoch),
             extras=order.extras,
         )
-        with _layer(contents, files, order, folders.work) as layer:
+        with _layer(contents, cleared, order, folders.work) as layer:
             files.keep()
             config = config_document(base, layer.diff_id, order.added, epoch=order.epoch)
             yield Image(
@@ -467,7 +468,7 @@ def _confirmed(found: Sequence[Entry], layer: str) -> None:
 
 
 @contextlib.contextmanager
-def _layer(contents: Contents, files: Memory, order: Order, work: Path) -> Iterator[Layer]:
+def _layer(contents: Contents, files: Files, order: Order, work: Path) -> Iterator[Layer]:
     """Our layer in a temporary file, read back by another reader before anyone believes it."""
     found, folders = entries(contents, files)
     work.mkdir(parents=True, exist_ok=True)

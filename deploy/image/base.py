@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import posixpath
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -205,19 +206,68 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def judge(files: Files, site: str, plan: Plan) -> None:
+class Cleared:
+    """The files of a base as a plan finds them: below a path that goes there is nothing.
+
+    Where a link or a file of the base becomes a folder, an engine would follow the one and stumble
+    over the other.
+    """
+
+    def __init__(self, files: Files, site: str, plan: Plan) -> None:
+        self._files = files
+        self.going = {f"{site}/{entry.path}" for entry in plan.files if entry.want.absent}
+
+    def look(self, path: str) -> Seen:
+        return Seen() if self._cleared(path) else self._files.look(path)
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        return () if self._goes(folder) else self._files.names(folder)
+
+    def other(self, folder: str, known: Collection[str]) -> str:
+        return "" if self._goes(folder) else self._files.other(folder, known)
+
+    def loses_all(self, folder: str) -> bool:
+        """True when the plan takes whatever a folder holds, so that a file may stand there."""
+        paths = [f"{folder}/{name}" for name in self.names(folder)]
+        return all(
+            self._leaves(path) or (self.look(path).kind == "folder" and self.loses_all(path))
+            for path in paths
+        )
+
+    def _leaves(self, path: str) -> bool:
+        if path in self.going:
+            return True
+        folder, name = posixpath.split(path)
+        above, cache = posixpath.split(folder)
+        stem = name.partition(".")[0]
+        return cache == "__pycache__" and f"{above}/{stem}.py" in self.going
+
+    def _goes(self, path: str) -> bool:
+        return path in self.going or self._cleared(path)
+
+    def _cleared(self, path: str) -> bool:
+        while (path := posixpath.dirname(path)) != "/":
+            if path in self.going:
+                return True
+        return False
+
+
+def judge(files: Cleared, site: str, plan: Plan) -> None:
     """Raise Refused, naming every file, unless each is what the plan assumes or promises."""
-    strange = [
-        (entry, seen)
-        for entry in plan.files
-        if not _fits(entry, (seen := files.look(f"{site}/{entry.path}")).state)
-    ]
+    looked = [(entry, f"{site}/{entry.path}") for entry in plan.files]
+    seen = [(entry, path, files.look(path)) for entry, path in looked]
+    strange = [(e, found) for e, path, found in seen if not _fits(e, _state(files, path, found))]
     if strange:
         raise Refused(
             f"{len(strange)} of the base image's files are not what the plan was made for",
             why="; ".join(_shown(entry, seen) for entry, seen in strange),
             fix="take the base the lock pins, or accept these bytes with overlay.accept",
         )
+
+
+def _state(files: Cleared, path: str, seen: Seen) -> State:
+    """What the plan may count on: a folder that loses all it holds is nothing."""
+    return State() if seen.kind == "folder" and files.loses_all(path) else seen.state
 
 
 def _fits(entry: PlannedFile, found: State) -> bool:

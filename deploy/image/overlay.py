@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import posixpath
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -66,12 +66,10 @@ class Contents:
 
 def entries(contents: Contents, files: Files) -> tuple[list[Entry], dict[str, Owner]]:
     """Return the layer's entries, and mode and owner of the base's folders that they lie in."""
-    site = contents.site.lstrip("/")
     changed = [*_files(contents, files), *_bytecode(contents, files)]
-    emptied = _emptied(changed, site, files)
+    emptied = _emptied(changed, contents.site.lstrip("/"), files)
     found = [
-        *(entry for entry in changed if not _below(entry.path, emptied)),
-        *(_deletion(folder) for folder in emptied if not _below(folder, emptied)),
+        *_without_covered([*changed, *map(_deletion, emptied)]),
         *_receipt(contents, changed, emptied, files),
         *_extras(contents.extras, files),
     ]
@@ -83,8 +81,27 @@ def _deletion(path: str) -> Entry:
     return Entry(path=path, kind=Kind.WHITEOUT)
 
 
-def _below(path: str, folders: Collection[str]) -> bool:
-    return any(path.startswith(folder + "/") for folder in folders)
+def _without_covered(found: Sequence[Entry]) -> Iterator[Entry]:
+    """The entries without deletions that another entry says already.
+
+    A folder that goes takes all below it; a file that comes covers the folder that was there, and a
+    folder that comes, the file.
+    """
+    gone = {entry.path for entry in found if entry.kind is Kind.WHITEOUT}
+    coming = {entry.path for entry in found if entry.kind is not Kind.WHITEOUT}
+    folders = {parent for path in coming for parent in _parents(path)}
+    for entry in found:
+        covered = entry.path in folders | coming or not coming.union(gone).isdisjoint(
+            _parents(entry.path)
+        )
+        if entry.kind is not Kind.WHITEOUT or not covered:
+            yield entry
+
+
+def _parents(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = _folder(path)
+        yield path
 
 
 def _emptied(changed: Iterable[Entry], site: str, files: Files) -> dict[str, Seen]:
@@ -120,7 +137,7 @@ def _receipt(
     site = contents.site.lstrip("/")
     put = [entry.path for entry in changed if entry.kind is not Kind.WHITEOUT]
     parents = {folder for path in put for folder in _chain(path, site)}
-    made = [folder for folder in parents if files.look(f"/{folder}").kind == "absent"]
+    made = [folder for folder in parents if files.look(f"/{folder}").kind != "folder"]
     data = record.receipt(
         contents.plan,
         contents.site,

@@ -94,16 +94,19 @@ def manifest(image: str) -> Manifest:
     return manifests.parse(MANIFEST.format(image=image), "story")
 
 
-def state(data: bytes | None, mode: str = "0644") -> State:
+def state(data: bytes | str | None, mode: str = "0644") -> State:
+    """A file's bytes, a link's text, or nothing, as a plan says it."""
     if data is None:
         return ABSENT
+    if isinstance(data, str):
+        return State(type="link", link=data)
     return State(type="file", mode=mode, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
 
 def plan(
     edits: Mapping[str, bytes | None] = EDITS,
     *,
-    before: Mapping[str, bytes] = VENDOR,
+    before: Mapping[str, bytes | str] = VENDOR,
     **options: Any,
 ) -> Plan:
     files = tuple(

@@ -18,7 +18,7 @@ from deploy.carriers.assembly import CARRIED_TWICE, Folders, Order, build, hande
 from deploy.carriers.container import Container
 from deploy.carriers.engine import Engine, open_engine
 from deploy.errors import Refused
-from deploy.image.layer import Entry
+from deploy.image.layer import Entry, Kind
 from tests.carriers import dock
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -36,6 +36,26 @@ EDITS: dict[str, bytes | None] = {
 TREE = {**dock.VENDOR, "vllm/lone/only.py": b"Q = 1\n", SO: b"vendor"}
 # An old pyc beside it: the folder is empty only when that goes, too.
 TREE["vllm/lone/__pycache__/only.cpython-311.pyc"] = b"stale"
+
+
+# A file that becomes a folder, a folder that becomes a file, and a link that becomes a folder.
+TURNED: dict[str, bytes | None] = {
+    "vllm/was_file": None,
+    "vllm/was_file/new.py": b"A = 1\n",
+    "vllm/was_folder/a.py": None,
+    "vllm/was_folder/deep/b.json": None,
+    "vllm/was_folder": b"now a file",
+    "vllm/was_link": None,
+    "vllm/was_link/utils.py": b"B = 1\n",
+}
+TURNING = {
+    **dock.VENDOR,
+    "vllm/was_file": b"text",
+    "vllm/was_folder/a.py": b"A = 0\n",
+    "vllm/was_folder/__pycache__/a.cpython-311.pyc": b"stale",
+    "vllm/was_folder/deep/b.json": b"{}",
+}
+LINK = Entry(path=f"{dock.SITE.lstrip('/')}/vllm/was_link", kind=Kind.LINK, link="layers")
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +135,7 @@ def test_an_image_has_the_receipt_and_the_paths_of_a_deploy(
 ) -> None:
     with running(vendor) as live:
         deployed = Container(live).deliver(story[0], Request(verb=Verb.DEPLOY))
-        assert deployed.exit == 0, deployed.error
+        assert deployed.exit == 0, str(deployed.error)
         want, paths = record(live), listing(live)
 
     found = record(inside)
@@ -137,6 +157,42 @@ def test_an_image_has_the_receipt_and_the_paths_of_a_deploy(
     ]
     assert listing(inside) == paths
     assert "vllm/lone" not in paths
+
+
+@pytest.mark.parametrize("stranger", [False, True], ids=["taken whole", "with a stranger"])
+def test_files_turn_into_folders_and_back_as_in_a_live_target(
+    engine: Engine, tmp_path: Path, stranger: bool
+) -> None:
+    reference = dock.own("turning")
+    before = {**TURNING, **({"vllm/was_folder/deep/mine.json": b"?"} if stranger else {})}
+    made = dock.bundle(tmp_path, TURNED, before={**TURNING, "vllm/was_link": "layers"})
+    with dock.base_image(engine, before, entries=(LINK,)) as base, running(base) as live:
+        pristine = listing(live)
+        deployed = Container(live).deliver(made, Request(verb=Verb.DEPLOY))
+        order = Order(bundle=made, base=base, reference=reference, epoch=dock.EPOCH)
+        if stranger:
+            with pytest.raises(Refused) as caught:
+                build(engine, order, Folders(tmp_path / "w", tmp_path / "c"))
+            assert deployed.exit == 6
+            assert "vllm/was_folder" in caught.value.why
+            return
+        assert deployed.exit == 0, str(deployed.error)
+        build(engine, order, Folders(tmp_path / "w", tmp_path / "c"))
+        try:
+            with running(str(reference)) as container:
+                verified = Container(container).deliver(made, Request(verb=Verb.VERIFY))
+                paths, want, found = listing(container), record(live), record(container)
+        finally:
+            engine.remove_image(str(reference))
+        assert paths == listing(live)
+        restored = Container(live).deliver(made, Request(verb=Verb.RESTORE))
+        assert restored.exit == 0, str(restored.error)
+        # Folders and all: a stale pyc of a folder that went comes back with it.
+        assert listing(live) == pristine
+    assert verified.exit == 0, verified.error
+    assert {key: found[key] for key in ("files", "pycs", "folders", "removed")} == {
+        key: want[key] for key in ("files", "pycs", "folders", "removed")
+    }
 
 
 def test_a_container_of_the_image_knows_what_is_installed(
