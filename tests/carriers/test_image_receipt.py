@@ -76,7 +76,7 @@ def story(
 ) -> Iterator[tuple[Any, str]]:
     """The submission's whole bundle, and its image."""
     folder = tmp_path_factory.mktemp("story")
-    meaning = {"base": {"image": "registry/vendor:1"}}
+    meaning = dock.manifest("registry/vendor:1").meaning()
     made = dock.bundle(folder, EDITS, before=TREE, meaning=meaning)
     order = Order(
         bundle=made,
@@ -208,6 +208,17 @@ def test_a_container_of_the_image_knows_what_is_installed(
     assert (verified.exit, verified.raw["met"]) == (0, "deployed")
     assert {row.get("proof", "receipt") for row in verified.files} == {"receipt"}
     assert again.outcome == "nothing to do"
+
+
+def test_a_service_that_starts_in_the_image_is_recorded_as_running_on_that_receipt(
+    story: tuple[Any, str], inside: str
+) -> None:
+    code, said = by_hand(inside, "record", "--pid", "1", "--run", "/root/submission")
+
+    run = said["service"]["run"]
+    assert code == 0
+    assert run["plan"] == story[0].plan.digest
+    assert run["receipt"] == sh(inside, f"sha256sum {dock.SITE}/{RECEIPT}").split()[0]
 
 
 def test_a_restore_says_where_the_originals_are_and_changes_nothing(inside: str) -> None:
