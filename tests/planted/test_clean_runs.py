@@ -221,8 +221,8 @@ def test_a_clean_run_raises_no_alarm_in_any_environment(place: Place, found: Fou
         ("restore",): (0, "restored"),
     }
     for argv, (code, outcome) in expected.items():
-        found, evidence = place.run(*argv)
-        assert (found, evidence["outcome"]) == (code, outcome), (argv, evidence["error"])
+        ended, evidence = place.run(*argv)
+        assert (ended, evidence["outcome"]) == (code, outcome), (argv, evidence["error"])
         assert not [trap for trap in evidence.get("traps", ()) if trap["harm"]]
         states = {where: o["state"] for where, o in evidence["origin"].items()}
         assert set(states.values()) <= {"ok"}, evidence["origin"]
