@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -85,6 +86,27 @@ def test_a_dropped_terminal_s_service_is_found_and_followed_again(tmp_path: Path
         checkout = Checkout(tmp_path / "checkout", variables, inside, **places)
 
         tell_the_story(checkout, "local:/", {}, waits.touch)
+
+
+def test_a_start_by_hand_survives_its_terminal(tmp_path: Path) -> None:
+    waits = tmp_path / "waits"
+    with own_processes() as inside:
+        places = local_place(tmp_path / "place")
+        checkout = Checkout(tmp_path / "checkout", {"STANDIN_UNTIL": str(waits)}, inside, **places)
+        checkout.done("deploy", "-t", "local:/")
+        [bundle] = checkout.layout.out.glob("mine-*.pyz")
+        uploaded = shutil.copy(bundle, places["folder"])
+        agent = (str(places["python"]), "-I", "-S", uploaded)
+        subprocess.run([*inside, *agent, "scripts", "--root", "/"], check=True, timeout=60)
+
+        script = [*inside, "sh", f"{places['folder']}/start_vllm.sh"]
+        started = drop_while(script, "start: pid", {})
+        status = checkout.argv("serve.status", "--follow", "-t", "local:/")
+        code, said = follow(status, {}, then=waits.touch)
+
+    assert started == -signal.SIGHUP
+    assert code == Exit.OK, said
+    assert said.count(READY) == 1
 
 
 def test_a_follower_is_told_that_the_service_has_ended(tmp_path: Path) -> None:
