@@ -49,15 +49,21 @@ os.execv(sys.executable, [sys.executable, "-I", "-S", path] + sys.argv[3:])
 """
 
 _STOP = """\
-import os, signal, sys
-for name in os.listdir("/proc"):
-    try:
-        if name.isdigit() and int(name) != os.getpid():
-            with open("/proc/%s/environ" % name, "rb") as file:
-                if sys.argv[1].encode() in file.read().split(b"\\0"):
-                    os.kill(int(name), signal.SIGINT)
-    except OSError:
-        pass
+import os, signal, sys, time
+found = False
+for _ in range(10):  # an engine may have been asked to start it, and not have done so
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and int(name) != os.getpid():
+                with open("/proc/%s/environ" % name, "rb") as file:
+                    if sys.argv[1].encode() in file.read().split(b"\\0"):
+                        os.kill(int(name), signal.SIGINT)
+                        found = True
+        except OSError:
+            pass
+    if found:
+        break
+    time.sleep(0.1)
 """
 
 

@@ -142,14 +142,18 @@ class Engine:
         made = self._client.exec_create(
             container, words, stdin=True, user="0", environment=dict(environment or {})
         )
-        with _closing(self._client.exec_start(made["Id"], socket=True)) as line:
+        with (
+            _closing(self._client.exec_start(made["Id"], socket=True)) as line,
+            # In a thread, or ^C could tear an answer that was being read.
+            contextlib.closing(_Asked(lambda: _converse(line, stdin, show, ready))) as asked,
+        ):
             try:
-                out, said = _converse(line, stdin, show, ready)
+                out, said = asked.answer()
             except KeyboardInterrupt:
                 if interrupted is None:
                     raise
                 interrupted()
-                out, said = _converse(line, (), show)
+                out, said = asked.answer()
         # The stream's end does not carry the exit code; a code that stays unknown is a failure.
         return Ended(self._client.exec_inspect(made["Id"]).get("ExitCode"), out, said)
 
