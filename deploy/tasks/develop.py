@@ -90,7 +90,8 @@ def _pytest(
         tally = Path(scratch, "tally.json")
         argv = [sys.executable, "-E", "-m", "pytest", *map(str, folders), f"--tally={tally}"]
         # A folder of this run's own: pytest's shared one is cleaned by whoever else runs tests.
-        argv += [f"--basetemp={scratch}/pytest", *options]
+        # What takes long is shown: the whole has half an hour.
+        argv += [f"--basetemp={scratch}/pytest", "--durations=40", "--durations-min=5", *options]
         argv += ["-n", str(processes), "--dist", "loadfile"] if processes > 1 else []
         code = _run(argv, to_stderr=to_stderr)
         return code, jsonlib.loads(tally.read_bytes()) if tally.exists() else {}
