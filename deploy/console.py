@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import invoke
 
 from deploy.agent.words import Interrupted, printable
-from deploy.errors import BadValues, BundleError, Exit, NeedsPerson, UnfitTarget
+from deploy.errors import BadValues, BundleError, Exit, NeedsPerson, Unfit
 from deploy.layout import HERE
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _unusable(err: OSError) -> BundleError | None:
     path = str(err.filename or "")
     if err.errno not in _DENIED and not Path(path).is_relative_to(HERE.out):
         return None
-    return UnfitTarget(
+    return Unfit(
         f"cannot use {path or 'a disk of this machine'}",
         why=err.strerror or str(err),
         fix="let it be there, be writable and have room (`./inv gc` shows what out/ holds), then"

@@ -1,5 +1,7 @@
 """The errors of the operator's side: one class a kind, each with its exit code.
 
+What the agent raises too is the agent's class.
+
 They are raised where the fault is known and turned into text and exit code in one place
 (`deploy.console`).
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deploy.agent.words import BundleError, Exit, Refused, RolledBack
+from deploy.agent.words import BundleError, Exit, NeedsPerson, Refused, RolledBack, Unfit
 
 __all__ = [
     "BadValues",
@@ -19,7 +21,7 @@ __all__ = [
     "Refused",
     "RolledBack",
     "StaleLock",
-    "UnfitTarget",
+    "Unfit",
     "Unreachable",
     "worst",
 ]
@@ -34,10 +36,6 @@ class BadValues(BundleError):
     exit = Exit.VALUES
 
 
-class UnfitTarget(BundleError):
-    exit = Exit.UNFIT
-
-
 class StaleLock(BundleError):
     """The lock, or a thing it pins, is not what was locked."""
 
@@ -46,10 +44,6 @@ class StaleLock(BundleError):
 
 class Unreachable(BundleError):
     exit = Exit.UNREACHABLE
-
-
-class NeedsPerson(BundleError):
-    exit = Exit.NEEDS_PERSON
 
 
 class Differs(BundleError):

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import IO
 
 from deploy.agent.words import printable
-from deploy.errors import BadValues, BundleError, StaleLock, UnfitTarget
+from deploy.errors import BadValues, BundleError, StaleLock, Unfit
 from deploy.values import Writer
 
 __all__ = ["Commit", "Entry", "Git", "GitFailed", "Objects", "fast_import", "is_commit_id"]
@@ -169,7 +169,7 @@ class Git:
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
     def require(self) -> None:
-        """Raise UnfitTarget when this machine's git is missing or too old."""
+        """Raise Unfit when this machine's git is missing or too old."""
         if (found := self.version()) < OLDEST:
             raise _old_git(found)
 
@@ -177,12 +177,12 @@ class Git:
         return Objects(self)
 
 
-def _no_git(err: Exception) -> UnfitTarget:
-    return UnfitTarget("git is not installed", why=str(err), fix="run `apt-get install git`")
+def _no_git(err: Exception) -> Unfit:
+    return Unfit("git is not installed", why=str(err), fix="run `apt-get install git`")
 
 
-def _old_git(found: tuple[int, ...]) -> UnfitTarget:
-    return UnfitTarget(
+def _old_git(found: tuple[int, ...]) -> Unfit:
+    return Unfit(
         "the git of this machine is too old",
         why=f"found {found[0]}.{found[1]}, at least {OLDEST[0]}.{OLDEST[1]} is needed",
         fix="install a newer git and put it first in PATH",

@@ -64,7 +64,7 @@ def resolve(manifest: Manifest, layout: Layout, *, worktree: bool = False) -> Su
     submission cannot be locked.
 
     Raises:
-        BadValues, StaleLock, UnfitTarget, Unreachable: from the part that could not be resolved.
+        BadValues, StaleLock, Unfit, Unreachable: from the part that could not be resolved.
     """
     repo, delta, pinned = changes(manifest, layout, worktree=worktree)
     artefacts, built = order.finished(manifest, repo, delta, layout)

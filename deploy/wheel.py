@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO
 
 from deploy.agent.words import printable
-from deploy.errors import BadValues, StaleLock, UnfitTarget, Unreachable
+from deploy.errors import BadValues, StaleLock, Unfit, Unreachable
 from deploy.git import Git, GitFailed, commit_head, fast_import, init_bare, quoted, write_blob
 
 __all__ = ["Wheel", "WheelSpec", "base_commit", "fetch", "pack", "unpack"]
@@ -141,7 +141,7 @@ def _pip_failed(spec: WheelSpec, stderr: str) -> Exception:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     why = printable(next((x for x in lines if x.startswith("ERROR:")), "".join(lines[-1:])))
     if "No module named pip" in stderr:
-        return UnfitTarget(
+        return Unfit(
             f"{sys.executable} has no pip to fetch the wheel with",
             why=why,
             fix="start through ./inv, whose .venv has pip",

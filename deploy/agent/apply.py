@@ -35,7 +35,7 @@ from .plan import ABSENT, Plan, PlannedFile, State
 from .pyc import Compiler, cache_file, module_of, refuse_errors
 from .receipt import HOME, KEPT, RECEIPT, Receipt
 from .tree import TreeWriter, chain, join, split, write
-from .words import BundleError, Damaged, Refused, Stuck, Unfit, canonical, printable
+from .words import BundleError, Damaged, NeedsPerson, Refused, Unfit, canonical, printable
 
 Say = Callable[[str], None]
 Owner = tuple[int, int]
@@ -469,7 +469,7 @@ def _give_up(tree: TreeWriter, header: Header, cause: BaseException) -> None:
     try:
         abort(tree, header)
     except OSError as err:
-        raise Stuck(
+        raise NeedsPerson(
             "what was staged cannot be removed",
             why=f"{err} (after: {cause})",
             fix="the destinations are untouched; run it again once the cause is mended",

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from .receipt import HOME, JOURNAL, KEPT, RECEIPT, read_receipt
 from .tree import TreeReader, TreeWriter, join, split
-from .words import BundleError, RolledBack, Stuck, canonical, printable
+from .words import BundleError, NeedsPerson, RolledBack, canonical, printable
 
 LOCK = f"{HOME}/lock"
 _TEMP = re.compile(r"\.dcu-bundle-\d+(-\d+)?\.tmp")
@@ -163,7 +163,7 @@ def read_journal(tree: TreeReader) -> Found | None:
     try:
         return _understood(lines)
     except (ValueError, TypeError, KeyError, RecursionError) as err:
-        raise Stuck(
+        raise NeedsPerson(
             "the journal of an interrupted deploy cannot be read",
             why=f"{tree.visible(JOURNAL)}: {type(err).__name__}: {printable(str(err))}",
             fix="compare with `verify`; install the base anew and remove that folder, or rebuild"
@@ -239,8 +239,8 @@ def _reopened(tree: TreeWriter, header: Header) -> Journal:
     return journal
 
 
-def _of_another_site(tree: TreeReader, header: Header) -> Stuck:
-    return Stuck(
+def _of_another_site(tree: TreeReader, header: Header) -> NeedsPerson:
+    return NeedsPerson(
         "the journal in this site was not written for it",
         why=f"{tree.visible(JOURNAL)} tells of files that were staged here, and"
         f" {tree.visible(header.anchor)}, which is made with them, is not there",
@@ -262,7 +262,7 @@ def _cut_torn_line(tree: TreeWriter) -> None:
 def finish(journal: Journal) -> None:
     """Do every step that is not done yet, then clean up.
 
-    Raises RolledBack when a step failed and all were undone, Stuck when that failed, too.
+    Raises RolledBack when a step failed and all were undone, NeedsPerson when that failed, too.
     """
     tree, steps = journal.tree, journal.header.steps
     try:
@@ -416,8 +416,8 @@ def _syncfs(fd: int) -> bool:
     raise OSError(code, os.strerror(code))
 
 
-def _stuck(tree: TreeReader, err: OSError | BundleError) -> Stuck:
-    return Stuck(
+def _stuck(tree: TreeReader, err: OSError | BundleError) -> NeedsPerson:
+    return NeedsPerson(
         "an interrupted deploy can neither be finished nor undone",
         why=f"{printable(str(getattr(err, 'filename', '') or ''))}: {err}".lstrip(": "),
         fix=f"mend the cause and run it again; {tree.visible(JOURNAL)} says what is under way",

@@ -12,7 +12,7 @@ from typing import Any
 
 from .plan import State
 from .tree import TreeReader
-from .words import BundleError, Stuck, digest
+from .words import BundleError, NeedsPerson, digest
 
 HOME = ".dcu-bundle"
 RECEIPT = f"{HOME}/receipt.json"
@@ -78,13 +78,13 @@ class Receipt:
 
 
 def read_receipt(tree: TreeReader) -> Receipt:
-    """Return the site's receipt. Raises Stuck when there is one that cannot be understood."""
+    """Return the site's receipt. Raises NeedsPerson when there is one that cannot be understood."""
     try:
         return _receipt(json.loads(tree.read(RECEIPT)))
     except (FileNotFoundError, NotADirectoryError):
         return Receipt()
     except (ValueError, OSError, RecursionError) as err:
-        raise Stuck(
+        raise NeedsPerson(
             "the receipt of an earlier deploy cannot be read",
             why=f"{tree.visible(RECEIPT)}: {err}",
             fix="install the base anew and remove that folder (the originals are in its kept/), or"

@@ -92,7 +92,7 @@ class BundleError(Exception):
 
 
 class Unfit(BundleError):
-    """The target cannot take this plan, whatever is done to single files."""
+    """A machine cannot take this, whatever is done to single files."""
 
     exit = Exit.UNFIT
 
@@ -115,8 +115,8 @@ class RolledBack(BundleError):
     exit = Exit.ROLLED_BACK
 
 
-class Stuck(BundleError):
-    """The agent can neither finish nor undo; the journal stays, so a later call can."""
+class NeedsPerson(BundleError):
+    """It can neither be finished nor undone from here; what is needed for a later call stays."""
 
     exit = Exit.NEEDS_PERSON
 

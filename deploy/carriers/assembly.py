@@ -24,7 +24,7 @@ from deploy.agent.plan import Plan
 from deploy.agent.words import digest
 from deploy.bundle import Bundle
 from deploy.carriers.engine import NAME, Ended, Engine, Progress, Store
-from deploy.errors import Differs, UnfitTarget
+from deploy.errors import Differs, Unfit
 from deploy.image import base as bases
 from deploy.image import bytecode, record
 from deploy.image.archive import Image, Reference, archive_size, descriptors, stream
@@ -190,7 +190,7 @@ def build(
     `looking` is told the bytes that are read to learn what blobs the base is kept in.
 
     Raises:
-        UnfitTarget, StaleLock: the base is absent, or not the pinned one; nothing was written.
+        Unfit, StaleLock: the base is absent, or not the pinned one; nothing was written.
         Refused: a replaced file is not what the plan assumes; nothing was written.
         Differs: the ids are not the locked ones, and nothing was loaded; or the engine shows others
             than predicted, and the image was removed again.
@@ -235,10 +235,10 @@ def _withdrawn_on_doubt(engine: Engine, reference: Reference) -> Iterator[None]:
 
 
 def base_of(engine: Engine, order: Order) -> Base:
-    """The base as the engine holds it. Raises UnfitTarget or StaleLock when it is not the pin."""
+    """The base as the engine holds it. Raises Unfit or StaleLock when it is not the pin."""
     found = engine.inspect(order.base)
     if found is None:
-        raise UnfitTarget(
+        raise Unfit(
             f"the engine has no base image {order.base}",
             why="an image is assembled on a base that the engine holds",
             fix=f"`docker pull {order.base}` (by the locked digest), or load its archive",
@@ -276,7 +276,7 @@ _SUSPECTS = {
 def _require_loadable(engine: Engine, image: Image) -> None:
     """A content store follows the manifest to the base's blobs, so they must be named rightly."""
     if engine.store is Store.CONTAINERD and not image.complete:
-        raise UnfitTarget(
+        raise Unfit(
             "this engine keeps images in containerd, and does not tell in which blobs the base is",
             why="what it saves of the base holds no manifest with these layers; an image loaded"
             " without their digests and sizes cannot be saved or built upon",
@@ -435,7 +435,7 @@ class _Compiler:
 
     def _run(self, argv: Sequence[str], stdin: Iterable[bytes]) -> Ended:
         if self.engine is None:
-            raise UnfitTarget(
+            raise Unfit(
                 "the image's Python cannot be asked",
                 why="its bytecode is made by itself, and no container engine is in use",
                 fix="build where an engine runs, without --output oci:",

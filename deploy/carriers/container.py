@@ -15,7 +15,7 @@ from typing import IO, Any
 from deploy.bundle import Bundle
 from deploy.carriers import Request
 from deploy.carriers.engine import Ended, Engine, open_engine
-from deploy.errors import BadValues, BundleError, Exit, UnfitTarget, Unreachable
+from deploy.errors import BadValues, BundleError, Exit, Unfit, Unreachable
 from deploy.evidence import Evidence, parse
 
 _SLICE = 1 << 18
@@ -167,7 +167,7 @@ def _evidence(ended: Ended, target: str, python: str) -> Evidence:
     said = (ended.err + ended.out).decode("utf-8", "replace").strip()
     last = said.splitlines()[-1] if said else "it said nothing"
     if ended.code in (3, 126, 127):
-        raise UnfitTarget(
+        raise Unfit(
             f"{target} cannot run the agent with {python}",
             why=last,
             fix="set base.python (or --python) to a Python >= 3.10 of that container",

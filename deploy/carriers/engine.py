@@ -22,7 +22,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from deploy.errors import Refused, UnfitTarget, Unreachable
+from deploy.errors import Refused, Unfit, Unreachable
 from deploy.image.base import Seen
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Engine:
         What the child says on stderr goes to `show` as it comes, and into the answer.
 
         Raises:
-            UnfitTarget: the image cannot run `argv` at all.
+            Unfit: the image cannot run `argv` at all.
         """
         import docker.errors
 
@@ -637,7 +637,7 @@ def _gave_up(what: str, err: Exception, state: str = "its state is not known") -
     )
 
 
-def _load_error(said: str) -> Refused | UnfitTarget:
+def _load_error(said: str) -> Refused | Unfit:
     if "no space left" in said or "disk quota" in said.lower():
         return Refused(
             "the engine has no room for the image",
@@ -645,7 +645,7 @@ def _load_error(said: str) -> Refused | UnfitTarget:
             fix="make room below the engine's data folder (`docker system df`), then run again",
         )
     if ("no such file or directory" in said and "blobs" in said) or "failed to resolve" in said:
-        return UnfitTarget(
+        return Unfit(
             "the engine does not hold the base image that is pinned",
             why=said,
             fix="pull the base by the digest in the lock, then run this again",
@@ -673,16 +673,16 @@ def _no_pull(reference: str, why: str) -> Unreachable:
     )
 
 
-def _no_image(image: str) -> UnfitTarget:
-    return UnfitTarget(
+def _no_image(image: str) -> Unfit:
+    return Unfit(
         f"the engine has no image {image}",
         why="it was asked for that name or id and knows none",
         fix=f"`docker pull {image}` (by digest where the lock has one), or load its archive",
     )
 
 
-def _cannot_run(argv: tuple[str, ...], image: str, err: Any) -> UnfitTarget:
-    return UnfitTarget(
+def _cannot_run(argv: tuple[str, ...], image: str, err: Any) -> Unfit:
+    return Unfit(
         f"{image} cannot run {argv[0]}",
         why=str(err.explanation or err),
         fix="name the interpreter that the image has as base.python",

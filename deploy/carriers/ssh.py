@@ -30,7 +30,7 @@ from deploy.carriers import ssh_wire as wire
 from deploy.carriers.ssh_config import load
 from deploy.carriers.ssh_keys import shown_safely
 from deploy.carriers.ssh_line import Limits, Line, Stream, connect
-from deploy.errors import NeedsPerson, UnfitTarget, Unreachable
+from deploy.errors import NeedsPerson, Unfit, Unreachable
 from deploy.evidence import Evidence, parse
 from deploy.inventory import Host, Inventory
 from deploy.layout import HERE
@@ -75,7 +75,7 @@ class Ssh:
 
         Raises:
             Unreachable: there is no evidence; the message says whether anything can have changed.
-            UnfitTarget: no Python there can run the agent, or sudo wants a password.
+            Unfit: no Python there can run the agent, or sudo wants a password.
         """
         tell = tell or (lambda line: print(f"{self.name}: {line}", file=sys.stderr, flush=True))
         call = _Call(self, bundle, requests, if_needed, tell)
@@ -295,7 +295,7 @@ def _sudo(target: Ssh, said: str) -> BundleError | None:
         if "terminal" in why
         else "allow it without one for this user (NOPASSWD), or log in as root"
     )
-    return UnfitTarget(f"sudo refused on {target.name}", why=f"{why}: {said}", fix=fix)
+    return Unfit(f"sudo refused on {target.name}", why=f"{why}: {said}", fix=fix)
 
 
 @lru_cache(maxsize=8)

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from deploy.errors import BadValues, UnfitTarget
+from deploy.errors import BadValues, Unfit
 
 # In the order of trial, after the service's own interpreter.
 PYTHONS = ("python3", "python3.13", "python3.12", "python3.11", "python3.10")
@@ -176,7 +176,7 @@ class Frames:
         """Yield (kind, body) of the frames that `data` completes.
 
         Raises:
-            UnfitTarget: no Python of the target is fit; what was found is named.
+            Unfit: no Python of the target is fit; what was found is named.
             ValueError: this is not our agent that speaks.
         """
         self._buffer += data
@@ -249,8 +249,8 @@ class Packer:
         return self._work + left * self._line < self._line
 
 
-def unfit(name: str, found: Sequence[str]) -> UnfitTarget:
-    return UnfitTarget(
+def unfit(name: str, found: Sequence[str]) -> Unfit:
+    return Unfit(
         f"{name} has no Python that can run the agent",
         why="it needs Python >= 3.10; found " + ("; ".join(found) or "nothing"),
         fix="name one in hosts.yaml (python:), or install python3.10 or newer on the target",

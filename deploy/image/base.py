@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from deploy.agent.plan import Plan, PlannedFile, State
-from deploy.errors import BadValues, Refused, StaleLock, UnfitTarget
+from deploy.errors import BadValues, Refused, StaleLock, Unfit
 
 from .beside import beside
 from .config import Base
@@ -125,7 +125,7 @@ def resolve(files: Files, path: str) -> str:
     link leads to. What is absent is taken as it is.
 
     Raises:
-        UnfitTarget: the links go in a circle.
+        Unfit: the links go in a circle.
     """
     parts = [part for part in path.split("/") if part]
     done: list[str] = []
@@ -142,7 +142,7 @@ def resolve(files: Files, path: str) -> str:
             continue
         links += 1
         if links > _MOST_LINKS:
-            raise UnfitTarget(
+            raise Unfit(
                 f"cannot find {path} in the base image",
                 why=f"the links from {here} go in a circle",
                 fix="name the real folder in the manifest",
@@ -154,10 +154,10 @@ def resolve(files: Files, path: str) -> str:
 
 
 def site_of(files: Files, plan: Plan) -> str:
-    """Return the site's real folder in the image. Raises UnfitTarget where there is none."""
+    """Return the site's real folder in the image. Raises Unfit where there is none."""
     site = resolve(files, plan.site)
     if files.look(site).kind != "folder":
-        raise UnfitTarget(
+        raise Unfit(
             f"the base image has no folder {plan.site}",
             why=f"at {site} there is {files.look(site).kind}",
             fix="set base.site to the folder that holds the package in this image",
@@ -166,7 +166,7 @@ def site_of(files: Files, plan: Plan) -> str:
 
 
 def require(files: Files, site: str, plan: Plan, installed: Collection[str] = ()) -> None:
-    """Raise UnfitTarget unless the site holds the promised distributions.
+    """Raise Unfit unless the site holds the promised distributions.
 
     `installed` are the names of the site's dist-info folders, where the image has a Python that
     could list them. Without one only exact versions can be asked for, one by one.
@@ -179,7 +179,7 @@ def require(files: Files, site: str, plan: Plan, installed: Collection[str] = ()
     ]
     if missing:
         have = sorted(e for e in installed if any(_provides(e, n, "") for n in plan.requires))
-        raise UnfitTarget(
+        raise Unfit(
             "the base image does not hold what the manifest requires",
             why=f"{site} has no {', '.join(missing)}"
             + (f"; it has {', '.join(have)}" * bool(have)),
@@ -339,12 +339,12 @@ class Pin:
 
 
 def check_pin(pin: Pin, base: Base, digests: Collection[str] = ()) -> None:
-    """Raise StaleLock or UnfitTarget, naming every difference, unless `base` is the pinned one.
+    """Raise StaleLock or Unfit, naming every difference, unless `base` is the pinned one.
 
     `digests` are those that registries know `base` by.
     """
     if base.platform != pin.platform:
-        raise UnfitTarget(
+        raise Unfit(
             f"the base image is for {base.platform}",
             why=f"the manifest asks for {pin.platform}",
             fix=f"pull it again with `docker pull --platform {pin.platform} {pin.reference}`",

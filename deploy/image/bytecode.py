@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from deploy.agent.pyc import MARK, WORK, refuse_errors
-from deploy.errors import UnfitTarget
+from deploy.errors import Unfit
 
 # The image's own environment must not reach the compile: a set's order, and with it the bytes,
 # follows from the hash seed, and PYTHONPATH may hide the standard library.
@@ -39,13 +39,13 @@ def answer(
     """Return what the interpreter is (tag, version, magic) and the pyc of each module.
 
     Raises:
-        UnfitTarget: the program did not come to an answer; `said` is what it wrote on stderr.
+        Unfit: the program did not come to an answer; `said` is what it wrote on stderr.
         Refused: a source does not compile; all such sources with their lines.
     """
     _, mark, rest = out.partition(MARK)
     if not mark:
         last = said.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it said nothing"]
-        raise UnfitTarget(
+        raise Unfit(
             "the image's Python cannot compile",
             why=last[0],
             fix="base.python must name the interpreter of the service in the base image",

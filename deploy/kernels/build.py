@@ -35,7 +35,7 @@ def build(request: BuildRequest, runner: Runner | None = None) -> Build:
     """Build, prove and collect; return the artefacts with their evidence.
 
     Raises:
-        BadValues: the source does not build, or a proof fails. UnfitTarget: a tool is missing, or
+        BadValues: the source does not build, or a proof fails. Unfit: a tool is missing, or
         the folder is on shared storage. Refused: the disk is full, or another build runs there.
     """
     archs.asked(request.arch)

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.errors import BundleError, Refused, UnfitTarget
+from deploy.errors import BundleError, Refused, Unfit
 
 # Types that live across a network or in another process; "fuse" also stands for every "fuse.NAME".
 REMOTE = frozenset(
@@ -73,7 +73,7 @@ def require_local(folder: Path) -> Disk:
     """Return the probe of a folder fit to build in.
 
     Raises:
-        UnfitTarget: it is on shared storage, or answers as slowly as if it were.
+        Unfit: it is on shared storage, or answers as slowly as if it were.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,13 +81,13 @@ def require_local(folder: Path) -> Disk:
         raise _cannot_write(folder, err) from err
     found = probe(folder)
     if is_remote(found.type):
-        raise UnfitTarget(
+        raise Unfit(
             f"{folder} is no place to compile",
             why=f"{found.mount} is a {found.type} file system, which is not a local disk",
             fix="set kernels.build_dir to a folder on local disk (a container's own / is one)",
         )
     if found.latency_us > SLOW_US:
-        raise UnfitTarget(
+        raise Unfit(
             f"{folder} is no place to compile",
             why=f"one small file call takes {found.latency_us:.0f} us on {found.mount}"
             f" ({found.type}); the limit is {SLOW_US:.0f} us",
@@ -145,8 +145,8 @@ def no_space(folder: Path, err: OSError | None = None) -> BundleError:
     )
 
 
-def _cannot_write(folder: Path, err: OSError) -> UnfitTarget:
-    return UnfitTarget(
+def _cannot_write(folder: Path, err: OSError) -> Unfit:
+    return Unfit(
         f"cannot build in {folder}",
         why=str(err),
         fix="set kernels.build_dir to a folder on local disk that you may write to",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.agent.words import digest
-from deploy.errors import BadValues, StaleLock, UnfitTarget
+from deploy.errors import BadValues, StaleLock, Unfit
 from deploy.git import Git
 from deploy.globs import first_match
 from deploy.layout import Layout
@@ -127,7 +127,7 @@ def audited(
         return Findings()
     try:
         return build.audit(replace(request, head=before.head, changed=tuple(before.changed)))
-    except UnfitTarget as err:
+    except Unfit as err:
         return Findings((f"the build folder could not be asked: {err.why}",))
 
 
@@ -147,7 +147,7 @@ def rebuilt(
     """Build from nothing once more, without the compiler cache's help, and compare the bytes.
 
     Raises:
-        UnfitTarget: this machine has no toolchain. And whatever `build.build` raises.
+        Unfit: this machine has no toolchain. And whatever `build.build` raises.
     """
     request = request_of(manifest, repo, delta, layout)
     folder = request.build_dir.with_name(f"{request.build_dir.name}-again")

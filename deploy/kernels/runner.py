@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from deploy.errors import BadValues, BundleError, UnfitTarget
+from deploy.errors import BadValues, BundleError, Unfit
 
 Env = Mapping[str, str]
 
@@ -30,7 +30,7 @@ class Runner(Protocol):
         """Run to the end, appending all output to `log`; return the exit code."""
 
     def ask(self, argv: tuple[str, ...], *, env: Env, cwd: Path, seconds: int = 120) -> str:
-        """Return what a small command prints, errors included; raise UnfitTarget if it fails."""
+        """Return what a small command prints, errors included; raise Unfit if it fails."""
 
 
 class Local:
@@ -89,9 +89,9 @@ class Local:
             raise failed(argv, str(error)) from error
 
 
-def failed(argv: tuple[str, ...], said: str) -> UnfitTarget:
+def failed(argv: tuple[str, ...], said: str) -> Unfit:
     last = [line for line in said.strip().splitlines() if line.strip()][-1:] or ["it said nothing"]
-    return UnfitTarget(
+    return Unfit(
         f"{argv[0]} could not be run",
         why=last[0].strip(),
         fix="install it, or correct base.python and base.env_script in the manifest",

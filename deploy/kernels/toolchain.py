@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.agent.words import digest
-from deploy.errors import BadValues, UnfitTarget
+from deploy.errors import BadValues, Unfit
 
 from .preset import version_of
 from .request import BuildRequest
@@ -55,7 +55,7 @@ def survey(request: BuildRequest, runner: Runner, known: Mapping[str, str]) -> T
     `known` holds digests of large files from an earlier call and is updated in place of them.
 
     Raises:
-        UnfitTarget: a tool is missing or too old, or the compiler is not the one of ROCM_PATH.
+        Unfit: a tool is missing or too old, or the compiler is not the one of ROCM_PATH.
     """
     asked = json.dumps({"known": dict(known)})
     # -B: a build leaves no __pycache__ in the source; -s: nor does a person's own site take part.
@@ -64,7 +64,7 @@ def survey(request: BuildRequest, runner: Runner, known: Mapping[str, str]) -> T
         command = ("/bin/bash", "-c", _SOURCE, "env_script", request.env_script, *command)
     try:
         said = runner.ask(command, env=_clean(), cwd=Path("/"))
-    except UnfitTarget as err:
+    except Unfit as err:
         raise _blind(request, err.why) from err
     _, mark, answer = said.rpartition(MARK)
     if not mark:
@@ -89,8 +89,8 @@ def recorded(env: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in sorted(env.items()) if key not in PERSONAL}
 
 
-def _blind(request: BuildRequest, why: str) -> UnfitTarget:
-    return UnfitTarget(
+def _blind(request: BuildRequest, why: str) -> Unfit:
+    return Unfit(
         "cannot look at the toolchain",
         why=f"{request.env_script or request.python}: {why}",
         fix="correct base.env_script and base.python in the manifest",
@@ -123,27 +123,27 @@ def _build_env(request: BuildRequest, found: Mapping[str, Any]) -> dict[str, str
 def _require(chain: Toolchain) -> None:
     for name, package in (("cmake", "cmake"), ("ninja", "ninja-build"), ("ccache", "ccache")):
         if not chain.tool(name):
-            raise UnfitTarget(
+            raise Unfit(
                 f"{name} is not installed",
                 why="it is not in the PATH that env_script leaves",
                 fix=f"run `apt-get install {package}`, or name its folder in env_script",
             )
     if version_of(chain.tools["cmake"]["version"]) < version_of(OLDEST_CMAKE):
-        raise UnfitTarget(
+        raise Unfit(
             "the CMake found is too old",
             why=f"{chain.tool('cmake')} is {chain.tools['cmake']['version']},"
             f" at least {OLDEST_CMAKE} is needed for the HIP language",
             fix="install a newer one (`pip install cmake`) where base.python's scripts lie",
         )
     if not chain.identity["hip"]["path"]:
-        raise UnfitTarget(
+        raise Unfit(
             "no HIP compiler was found",
             why=f"ROCM_PATH is {chain.rocm or 'not set'}, and there is no llvm/bin/clang++ below it"
             + (f"; {chain.nvcc} is a CUDA compiler and is not used" if chain.nvcc else ""),
             fix="set base.env_script to the toolchain's env.sh, for instance /opt/dtk/env.sh",
         )
     if not chain.identity["torch"]["version"]:
-        raise UnfitTarget(
+        raise Unfit(
             "base.python has no torch",
             why="its torch converts the sources and is linked against",
             fix="correct base.python, or install torch for it",

@@ -42,7 +42,7 @@ class Workshop:
         """Look at the toolchain and at what the folder remembers.
 
         Raises:
-            UnfitTarget: a tool is missing. BadValues: the preset cannot be used.
+            Unfit: a tool is missing. BadValues: the preset cannot be used.
         """
         before = record.read(request.build_dir)
         known = dict(before.files)

@@ -24,7 +24,7 @@ from deploy.carriers import Request
 from deploy.carriers.assembly import Folders, Order, build
 from deploy.carriers.container import Container, ImageTarget, _evidence
 from deploy.carriers.engine import TEMPORARY, Ended, Engine, open_engine
-from deploy.errors import BadValues, BundleError, Exit, Refused, UnfitTarget, Unreachable
+from deploy.errors import BadValues, BundleError, Exit, Refused, Unfit, Unreachable
 from deploy.image.archive import Image, archive_size, stream
 from deploy.image.base import Pin, new_index
 from deploy.image.config import Added, Base, config_document
@@ -176,7 +176,7 @@ def test_a_container_without_the_interpreter_is_unfit(running: str, tmp_path: Pa
     made = dock.bundle(tmp_path, python="/opt/not/python3")
 
     for target in (Container(running), ImageTarget(dock.DEBIAN)):
-        with pytest.raises(UnfitTarget) as caught:
+        with pytest.raises(Unfit) as caught:
             target.deliver(made, Request(verb=Verb.VERIFY))
         assert "/opt/not/python3" in caught.value.what
 
@@ -269,7 +269,7 @@ def test_a_base_that_vanished_is_named(engine: Engine, tmp_path: Path) -> None:
         config=config_document(base, layer.diff_id, Added(note="n"), epoch=1),
     )
 
-    with pytest.raises(UnfitTarget) as caught:
+    with pytest.raises(Unfit) as caught:
         engine.load(stream(image), archive_size(image))
 
     assert "does not hold the base image" in caught.value.what

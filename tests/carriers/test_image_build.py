@@ -21,7 +21,7 @@ from deploy.carriers import Request
 from deploy.carriers.assembly import Built, Folders, Order, build
 from deploy.carriers.container import ImageTarget
 from deploy.carriers.engine import Engine, Store, open_engine
-from deploy.errors import BundleError, Differs, Refused, StaleLock, UnfitTarget
+from deploy.errors import BundleError, Differs, Refused, StaleLock, Unfit
 from deploy.image.base import Pin
 from deploy.image.config import Base
 from deploy.image.layer import Entry, Kind, read_back
@@ -313,7 +313,7 @@ def test_a_base_with_another_version_is_refused_with_what_it_has(
 ) -> None:
     made = dock.bundle(tmp_path, requires={"vllm": "0.19.0", "torch": "2.10.0"})
 
-    error = _refused(engine, order(tmp_path, vendor, bundle=made), tmp_path, UnfitTarget)
+    error = _refused(engine, order(tmp_path, vendor, bundle=made), tmp_path, Unfit)
 
     assert "vllm 0.19.0, torch 2.10.0" in error.why
     assert "vllm-0.18.1+das.dtk2604" in error.why
@@ -321,7 +321,7 @@ def test_a_base_with_another_version_is_refused_with_what_it_has(
 
 @pytest.mark.usefixtures("clean")
 def test_an_absent_base_is_refused(engine: Engine, tmp_path: Path) -> None:
-    error = _refused(engine, order(tmp_path, "dcu-test/nowhere:1"), tmp_path, UnfitTarget)
+    error = _refused(engine, order(tmp_path, "dcu-test/nowhere:1"), tmp_path, Unfit)
 
     assert "dcu-test/nowhere:1" in error.what
 
@@ -357,7 +357,7 @@ def test_a_base_of_another_platform_is_refused(engine: Engine, vendor: str, tmp_
     base = Base.from_inspect(engine.inspect(vendor) or {})
     pin = Pin.of(vendor, dataclasses.replace(base, architecture="arm64"))
 
-    error = _refused(engine, order(tmp_path, vendor, pin=pin), tmp_path, UnfitTarget)
+    error = _refused(engine, order(tmp_path, vendor, pin=pin), tmp_path, Unfit)
 
     assert (error.what, error.exit) == ("the base image is for linux/amd64", 3)
 
@@ -407,7 +407,7 @@ class _Content(Engine):
 def test_a_content_store_is_refused_where_the_base_s_blobs_are_not_known(
     engine: Engine, vendor: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnfitTarget) as caught:
+    with pytest.raises(Unfit) as caught:
         build(_Content(engine._client), order(tmp_path, vendor), folders(tmp_path))
 
     assert "does not tell in which blobs the base is" in caught.value.what

@@ -10,7 +10,7 @@ import pytest
 
 from deploy import flow, imaging
 from deploy.carriers.engine import Engine, open_engine
-from deploy.errors import StaleLock, UnfitTarget, Unreachable
+from deploy.errors import StaleLock, Unfit, Unreachable
 from deploy.layout import Layout
 from tests.carriers import dock
 from tests.carriers.small_registry import small_registry
@@ -76,7 +76,7 @@ def test_a_missing_base_is_pulled_by_its_locked_digest_when_asked(
     layout, digest = locked(tmp_path, vendor)
     _forget(engine, vendor, digest)
 
-    with pytest.raises(UnfitTarget):
+    with pytest.raises(Unfit):
         imaging.build_image("story", layout, tag=IMAGE)
     built = imaging.build_image("story", layout, tag=IMAGE, pull=True)
     engine.remove_image(IMAGE)

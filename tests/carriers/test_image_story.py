@@ -16,7 +16,7 @@ from deploy import flow, imaging
 from deploy.agent.words import Verb
 from deploy.carriers import Request
 from deploy.carriers.engine import Engine, open_engine
-from deploy.errors import BadValues, BundleError, Differs, StaleLock, UnfitTarget
+from deploy.errors import BadValues, BundleError, Differs, StaleLock, Unfit
 from deploy.layout import HERE, Layout
 from deploy.lock import Lock, read_lock, write_lock
 from tests.carriers import dock
@@ -295,7 +295,7 @@ def test_a_base_that_is_gone_since_the_lock_is_named(engine: Engine, tmp_path: P
         layout = story(tmp_path, base)
         flow.lock("story", layout)
 
-    with pytest.raises(UnfitTarget) as caught:
+    with pytest.raises(Unfit) as caught:
         imaging.build_image("story", layout, tag=IMAGE)
 
     assert base in caught.value.what

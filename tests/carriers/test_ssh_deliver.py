@@ -21,7 +21,7 @@ from deploy.agent.tree import TreeWriter
 from deploy.agent.words import Exit, Verb
 from deploy.carriers import Request
 from deploy.carriers.ssh_line import Line, Stream
-from deploy.errors import UnfitTarget, Unreachable
+from deploy.errors import Unfit, Unreachable
 from tests.agent.target import AGENT, BASE_FILES, SITE, difference
 from tests.carriers.relay import Relay
 from tests.carriers.remote import Remote
@@ -290,7 +290,7 @@ def test_an_old_python_is_named_and_nothing_changes(tmp_path: Path, version: str
     path = folder_of_pythons(bare, python3=python)
 
     for remote in started(tmp_path, f"SetEnv SHLVL=5 PATH={path}"):
-        with pytest.raises(UnfitTarget) as caught:
+        with pytest.raises(Unfit) as caught:
             remote.deploy()
 
         assert caught.value.exit == Exit.UNFIT
@@ -315,7 +315,7 @@ def test_sudo_that_asks_is_refused_by_its_reason(tmp_path: Path, said: str, word
     path = f"{stub.parent}:/usr/bin:/bin"
 
     for remote in started(tmp_path, f"SetEnv SHLVL=5 PATH={path}", sudo=True):
-        with pytest.raises(UnfitTarget) as caught:
+        with pytest.raises(Unfit) as caught:
             remote.deploy()
 
         assert word in caught.value.why

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.errors import BadValues, Refused, UnfitTarget
+from deploy.errors import BadValues, Refused, Unfit
 from deploy.kernels import build as builds
 from deploy.kernels import record, results, tree
 from deploy.kernels.build import audit, build
@@ -406,7 +406,7 @@ def test_a_missing_tool_is_named_with_its_package(
         script = room / f"{gone}.sh"
         script.write_text(f'. "{tools.env_script}"\nPATH={tools_left}\n')
 
-        with pytest.raises(UnfitTarget, match=f"{gone} is not installed") as caught:
+        with pytest.raises(Unfit, match=f"{gone} is not installed") as caught:
             build(request_for(tools, checkout, room, env_script=str(script)))
 
         assert "apt-get install" in caught.value.fix
@@ -422,7 +422,7 @@ def test_without_a_hip_compiler_a_cuda_one_is_named_and_not_used(
     script = room / "env.sh"
     script.write_text(f"export ROCM_PATH={room}/nowhere\nPATH={room}/cuda:$PATH\n")
 
-    with pytest.raises(UnfitTarget, match="no HIP compiler") as caught:
+    with pytest.raises(Unfit, match="no HIP compiler") as caught:
         build(request_for(tools, checkout, room, env_script=str(script)))
 
     assert str(nvcc) in caught.value.why
@@ -492,14 +492,14 @@ def test_an_old_cmake_a_failing_env_script_and_a_missing_python_are_told(
     }
     for text, told in scripts.items():
         (room / "env.sh").write_text(text)
-        with pytest.raises(UnfitTarget, match=told) as caught:
+        with pytest.raises(Unfit, match=told) as caught:
             build(request_for(tools, checkout, room, env_script=str(room / "env.sh")))
         assert caught.value.fix
 
-    with pytest.raises(UnfitTarget, match="cannot look at the toolchain") as caught:
+    with pytest.raises(Unfit, match="cannot look at the toolchain") as caught:
         build(request_for(tools, checkout, room, env_script=str(room / "none.sh")))
     assert "none.sh" in caught.value.why
-    with pytest.raises(UnfitTarget, match="cannot look at the toolchain") as caught:
+    with pytest.raises(Unfit, match="cannot look at the toolchain") as caught:
         build(request_for(tools, checkout, room, python="/nowhere/python3"))
     assert "/nowhere/python3" in caught.value.why
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.errors import BadValues, UnfitTarget, Unreachable
+from deploy.errors import BadValues, Unfit, Unreachable
 from deploy.kernels import container
 from deploy.kernels.container import Container, started
 from deploy.kernels.runner import Local
@@ -65,7 +65,7 @@ def test_it_is_another_file_system_and_has_no_network(place: tuple[Container, Pa
 def test_a_question_that_fails_says_what_it_printed(place: tuple[Container, Path]) -> None:
     runner, folder = place
 
-    with pytest.raises(UnfitTarget) as caught:
+    with pytest.raises(Unfit) as caught:
         runner.ask(("/bin/sh", "-c", "echo no such thing >&2; exit 1"), env=ENV, cwd=folder)
 
     assert caught.value.why == "no such thing"

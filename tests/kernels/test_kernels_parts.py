@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.agent.plan import ABSENT, State
-from deploy.errors import BadValues, Refused, UnfitTarget
+from deploy.errors import BadValues, Refused, Unfit
 from deploy.git import Git
 from deploy.kernels import arch, ccache, disk, objects, preset, proof, record, tree, twins
 from deploy.kernels.log import Hipified
@@ -109,7 +109,7 @@ def test_each_shared_type_is_refused(
     """The kernel's table is the outside world here: such mounts cannot be had on every machine."""
     monkeypatch.setattr(disk, "mount_of", lambda _: (str(tmp_path), kind))
 
-    with pytest.raises(UnfitTarget, match="no place to compile") as caught:
+    with pytest.raises(Unfit, match="no place to compile") as caught:
         disk.require_local(tmp_path / "build")
 
     assert kind in caught.value.why
@@ -130,14 +130,14 @@ def test_an_unknown_type_that_answers_slowly_is_refused_with_its_time(
 ) -> None:
     monkeypatch.setattr(disk, "SLOW_US", 0.001)
 
-    with pytest.raises(UnfitTarget, match="no place to compile") as caught:
+    with pytest.raises(Unfit, match="no place to compile") as caught:
         disk.require_local(tmp_path)
 
     assert "us on" in caught.value.why
 
 
 def test_a_folder_that_cannot_be_written_is_named() -> None:
-    with pytest.raises(UnfitTarget, match="cannot build in /proc/none") as caught:
+    with pytest.raises(Unfit, match="cannot build in /proc/none") as caught:
         disk.require_local(Path("/proc/none"))
     assert "build_dir" in caught.value.fix
 

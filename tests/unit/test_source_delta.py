@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deploy.agent.plan import checked_path
-from deploy.errors import BadValues, StaleLock, UnfitTarget
+from deploy.errors import BadValues, StaleLock, Unfit
 from deploy.git import Git, commit_head, fast_import, init_bare, quoted
 from deploy.source import Rules, copy_blobs, delta, read_blobs
 from deploy.values import Change, Delta, PathClass
@@ -662,7 +662,7 @@ def test_a_machine_without_git_is_told_what_to_install(
     base = based(repo)
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(UnfitTarget) as caught:
+    with pytest.raises(Unfit) as caught:
         of(repo, base, base)
 
     assert caught.value.exit == 3
@@ -676,7 +676,7 @@ def test_an_old_git_is_named_when_it_fails(
     old = '#!/bin/sh\n[ "$1" = version ] && echo "git version 1.8.3.1" && exit\nexit 129\n'
     monkeypatch.setenv("PATH", git_in_path(tmp_path / "bin", old))
 
-    with pytest.raises(UnfitTarget, match="too old") as caught:
+    with pytest.raises(Unfit, match="too old") as caught:
         of(repo, base, base)
 
     assert "1.8" in caught.value.why
