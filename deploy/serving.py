@@ -19,7 +19,7 @@ from deploy.agent.words import Verb
 from deploy.bundle import Bundle
 from deploy.carriers import Request
 from deploy.errors import BadValues
-from deploy.gates import Gate, Visit
+from deploy.gates import Gate, Verdict, Visit
 from deploy.layout import HERE, Layout
 from deploy.manifest import Manifest, Variable
 from deploy.service import markers
@@ -221,7 +221,8 @@ def _keep(found: Submission, visit: Visit, kind: str) -> None:
     """Write the gates of a visit beside the evidence of its target; those of another run go."""
     raw = visit.evidence.raw if visit.evidence is not None else {}
     run = (raw.get("service") or raw.get("markers") or {}).get("run")
-    judged = {str(gate.number): gate.to_json() for gate in visit.gates if gate.number in (5, 6)}
+    told = (g for g in visit.gates if g.number in (5, 6) and g.verdict is not Verdict.NOT_REACHED)
+    judged = {str(gate.number): gate.to_json() for gate in told}
     if not judged or not run:
         return
     path = _beside(flow.evidence_path(found, visit.target))

@@ -96,3 +96,19 @@ def test_two_who_look_at_a_time_do_not_trip_each_other(tmp_path: Path) -> None:
 
     assert [one.wait(timeout=60) for one in both] == [0, 0]
     assert [path.name for path in tmp_path.iterdir()] == ["serve.json"]
+
+
+def service(*answers: dict[str, Any], faults: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A service/1 document, as far as gate 5 reads it."""
+    rows = [{"text": text, "warning": False} for text in faults]
+    server = {"pid": 7, "start_ticks": 1, "members": [7], "mapped": []}
+    run = {"pid": 7, "start_ticks": 1, "boot_id": "b", "plan": PLAN}
+    return {"server": server, "run": run, "answers": list(answers), "faults": rows}
+
+
+def test_gate_5_fails_without_a_request_but_does_not_pass() -> None:
+    answered = {"probe": "generation", "status": 200}
+
+    assert gates.process_clean(service(answered)).verdict is Verdict.PASSED
+    assert gates.process_clean(service()).verdict is Verdict.NOT_REACHED
+    assert gates.process_clean(service(faults=("two listeners",))).verdict is Verdict.FAILED
