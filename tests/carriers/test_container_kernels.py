@@ -30,7 +30,7 @@ def engine() -> Iterator[Engine]:
         if found.inspect(TOOLCHAIN) is None:
             pytest.skip(
                 f"no image {TOOLCHAIN} (2.5 GB, three minutes):"
-                " sh tests/provision.d/toolchain-image.sh start"
+                " sh tests/kernels/toolchain-image.sh start"
             )
         yield found
 
