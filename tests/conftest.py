@@ -51,6 +51,13 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes, keep together what is in one file, or uses one engine or compiler."""
+    for item in items:
+        shared = (name for name in ("docker", "hip") if item.get_closest_marker(name))
+        item.add_marker(pytest.mark.xdist_group(next(shared, str(item.path.stem))))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for service in _SERVICES:
         if item.get_closest_marker(service) is None:

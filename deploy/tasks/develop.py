@@ -21,8 +21,8 @@ from deploy.layout import HERE
 
 _TESTS = HERE.top / "tests"
 _SERVICES = {"docker", "sshd", "hip", "live"}
-# Areas whose tests keep to folders, ports and processes of their own.
-_APART = frozenset({"agent", "fuzz", "measure", "planted", "unit"})
+# A real server takes all cores; nothing else runs beside it.
+_ALONE = "live"
 # The edit loop: nothing that is slow or that a service is needed for.
 _FAST = "not slow and not docker and not sshd and not hip and not live"
 
@@ -34,7 +34,7 @@ _FAST = "not slow and not docker and not sshd and not hip and not live"
         "fast": "only what is quick and needs no service: the edit loop",
         "live": "also what runs the real vLLM server (fetches about 3 GB once; CI=true implies it)",
         "match": "only tests whose names match this expression (pytest's -k)",
-        "workers": "run each area in this many processes; by default two where tests do not meet",
+        "workers": "run each area in this many processes; by default two, but for live",
     },
 )
 def test(
@@ -71,15 +71,15 @@ def test(
 
 
 def _batches(folders: Sequence[Path], workers: int) -> list[tuple[list[Path], int]]:
-    """Split the areas into those that may run two tests at a time, and those that share a service.
+    """Split the areas into those that may run two tests at a time, and what must be alone, last.
 
-    The latter come last: an engine, a compiler or a server is one for the whole machine.
+    What uses one engine or one compiler is kept in one process (tests/conftest.py).
     """
     if workers:
         return [(list(folders), workers)]
-    apart = [path for path in folders if path.name in _APART]
-    shared = [path for path in folders if path.name not in _APART]
-    return [(some, n) for some, n in ((apart, 2), (shared, 1)) if some]
+    alone = [path for path in folders if path.name == _ALONE]
+    others = [path for path in folders if path.name != _ALONE]
+    return [(some, n) for some, n in ((others, 2), (alone, 1)) if some]
 
 
 def _pytest(
@@ -92,7 +92,7 @@ def _pytest(
         # A folder of this run's own: pytest's shared one is cleaned by whoever else runs tests.
         # What takes long is shown: the whole has half an hour.
         argv += [f"--basetemp={scratch}/pytest", "--durations=40", "--durations-min=5", *options]
-        argv += ["-n", str(processes), "--dist", "loadfile"] if processes > 1 else []
+        argv += ["-n", str(processes), "--dist", "loadgroup"] if processes > 1 else []
         code = _run(argv, to_stderr=to_stderr)
         return code, jsonlib.loads(tally.read_bytes()) if tally.exists() else {}
 

@@ -146,7 +146,7 @@ def test_the_commit_point_decides_what_a_lost_line_leads_to(remote: Remote, word
     assert is_new(remote) if word == "committed" else is_base(remote)
     remote.port, remote.lines = remote.sshd.port, []
     said = remote.deploy(bundle)
-    assert said[0].outcome == ("nothing to do" if word == "committed" else "deployed")
+    assert said[0].outcome == ("verified" if word == "committed" else "deployed")
     assert said[-1].exit == Exit.OK
 
 
