@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-_CACHE = Path(__file__).resolve().parents[2] / "out/cache/docker"
-ROOT = Path(os.environ.get("DCU_TEST_DOCKER", _CACHE)) / "newer"
+_HOME = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+_CACHE = Path(os.environ.get("DCU_TEST_CACHE") or Path(_HOME, "dcu-bundle"))
+ROOT = _CACHE / "docker" / "newer"
 
 # All of it is gone with the namespace. A chroot would not do: the engine remounts its own root.
 _START = """

@@ -7,7 +7,8 @@
 #   docker.sh status   say what is there; 0 when the engine answers and the base is in it
 #
 # No registry is asked: the base is made by debootstrap, so that it holds a full Python and an sshd.
-# Everything made lies in out/cache/docker; the base's tar is kept there, so a second start is quick.
+# What is made is kept in DCU_TEST_CACHE (default: ~/.cache/dcu-bundle), for every checkout of this machine, as the
+# engine is; what tells of the daemon that this checkout started lies in out/cache/docker.
 # shellcheck disable=SC2016  # the single-quoted scripts get their values as arguments
 set -eu
 
@@ -16,8 +17,9 @@ state=${DCU_TEST_DOCKER:-$here/../../out/cache/docker}
 suite=bookworm
 image=dcu-test/base:1
 packages=python3,openssh-server,strace,procps,sudo
-tar=$state/base-1.tar
-newer=$state/newer # the root of a Debian whose engine can keep images in containerd
+cache=${DCU_TEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dcu-bundle}/docker
+tar=$cache/base-1.tar
+newer=$cache/newer # the root of a Debian whose engine can keep images in containerd
 
 say() { printf 'docker: %s\n' "$*" >&2; }
 
@@ -67,17 +69,17 @@ start_daemon() {
 ticks_of() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
 
 make_base() {
-    docker image inspect "$image" >/dev/null 2>&1 && return 0
+    ! docker image inspect "$image" >/dev/null 2>&1 || [ ! -f "$tar" ] || return 0
     if [ ! -f "$tar" ]; then
         say "making the base image with debootstrap (about a minute)"
-        as_root rm -rf "$state/rootfs"
-        as_root debootstrap --variant=minbase --include="$packages" "$suite" "$state/rootfs" >"$state/debootstrap.log" 2>&1 ||
+        as_root rm -rf "$cache/rootfs"
+        as_root debootstrap --variant=minbase --include="$packages" "$suite" "$cache/rootfs" >"$state/debootstrap.log" 2>&1 ||
             { tail -n 5 "$state/debootstrap.log" >&2; return 1; }
         as_root sh -c 'cd "$1" && rm -rf var/cache/apt/*.bin var/cache/apt/archives/*.deb var/lib/apt/lists/* etc/ssh/ssh_host_* &&
-            mkdir -p run/sshd usr/local/lib/python3.11/dist-packages' sh "$state/rootfs"
-        as_root tar -C "$state/rootfs" -cf "$tar.part" .
+            mkdir -p run/sshd usr/local/lib/python3.11/dist-packages' sh "$cache/rootfs"
+        as_root tar -C "$cache/rootfs" -cf "$tar.part" .
         mv "$tar.part" "$tar"
-        as_root rm -rf "$state/rootfs"
+        as_root rm -rf "$cache/rootfs"
     fi
     say "importing $image"
     docker import --change 'ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin' \
@@ -98,8 +100,8 @@ lay_newer() {
 }
 
 start() {
-    mkdir -p "$state"
-    exec 9>"$state/lock"
+    mkdir -p "$state" "$cache"
+    exec 9>"$cache/lock"
     flock -w 900 9
     install_packages
     start_daemon 9>&-
