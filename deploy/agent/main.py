@@ -240,7 +240,7 @@ def run(raw: Mapping[str, Any], blobs: Blobs, out: IO[str], err: IO[str]) -> int
     evidence["incidental"].update(_incidental(call))
     if not _tell(out, json.dumps(evidence, sort_keys=True, ensure_ascii=True)) and not code:
         _tell(err, "nobody could be told: the evidence was not written; run verify to see it")
-        code = Exit.UNREACHABLE
+        code = Exit.NEEDS_PERSON
     elif raw.get("by_hand") and not evidence["error"]:
         from .sentence import sentence
 

@@ -133,7 +133,7 @@ def test_evidence_that_nobody_got_is_no_success_though_the_deploy_stands(
 ) -> None:
     bundle = target.usual()
     outcome = target.run(bundle, "deploy", wrap=("sh", "-c", f'"$@" {out}', "sh"))
-    assert outcome.code == Exit.UNREACHABLE
+    assert outcome.code == Exit.NEEDS_PERSON
     assert "the evidence was not written" in outcome.err
     assert target.states(bundle=bundle) == {}
 
