@@ -17,7 +17,7 @@ import select
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import invoke
 
@@ -55,22 +55,28 @@ _FLAGS = {
 }
 
 
-class _Number(invoke.Argument):
-    """A flag whose value is no number is a bad value, and none of our bugs."""
+class _Flag(invoke.Argument):
+    """A flag that takes a value: one of the wrong kind is a bad value, and none of our bugs."""
 
     def set_value(self, value: Any, cast: bool = True) -> None:
+        # An unset variable of a script (`-t "$UNSET"`) must not become the default, and success.
+        if not str(value).strip(", \t\r\n"):
+            self._refuse(f"its value is empty: {value!r}", "give one, or leave the flag out")
         try:
             super().set_value(value, cast)
         except ValueError:
             kind = "a whole number" if self.kind is int else "a number"
-            bad = BadValues(
-                f"--{self.names[0]} cannot be used",
-                why=f"it takes {kind}, found {value!r}",
-                fix="give one; ./inv --help TASK shows what each flag takes",
-            )
-            # Invoke parses before any task runs, and passes on nothing but its own exceptions.
-            as_json = not {"-j", "--json"}.isdisjoint(sys.argv)
-            raise invoke.Exit(code=_report(bad, as_json=as_json)) from None
+            self._refuse(f"it takes {kind}, found {value!r}", "give one")
+
+    def _refuse(self, why: str, fix: str) -> NoReturn:
+        bad = BadValues(
+            f"--{self.names[0]} cannot be used",
+            why=why,
+            fix=f"{fix}; ./inv --help TASK shows what each flag takes",
+        )
+        # Invoke parses before any task runs, and passes on nothing but its own exceptions.
+        as_json = not {"-j", "--json"}.isdisjoint(sys.argv)
+        raise invoke.Exit(code=_report(bad, as_json=as_json)) from None
 
 
 class _Task(invoke.Task[Any]):
@@ -78,12 +84,12 @@ class _Task(invoke.Task[Any]):
         every = super().get_arguments(ignore_unknown_help)
         for flag in every:
             flag.names = (*flag.names, *_LETTERS.get(flag.names[0], ""))
-        return [_checked(flag) if flag.kind in (int, float) else flag for flag in every]
+        return [_checked(flag) if flag.takes_value else flag for flag in every]
 
 
-def _checked(flag: invoke.Argument) -> _Number:
+def _checked(flag: invoke.Argument) -> _Flag:
     kept = ("names", "kind", "default", "help", "optional", "attr_name")
-    return _Number(**{key: getattr(flag, key) for key in kept})
+    return _Flag(**{key: getattr(flag, key) for key in kept})
 
 
 def say(line: str) -> None:

@@ -432,6 +432,27 @@ def test_a_bad_number_is_data_too_where_data_was_asked_for(inv) -> None:
     assert done.stderr.count("\n") == 3
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [("--kind", ""), ("--kind=",), ("--kind", " "), ("--kind", ",")],
+)
+def test_an_empty_value_is_a_bad_value_and_not_the_default(inv, argv) -> None:
+    done = inv("fail", *argv)
+
+    assert done.returncode == Exit.VALUES
+    assert done.stderr.startswith("--kind cannot be used\n  why: its value is empty")
+    assert done.stderr.count("\n") == 3
+
+
+@pytest.mark.parametrize("flag", ["-n", "-t", "--group", "--replace-drift", "--wait"])
+def test_every_flag_of_a_task_refuses_an_empty_value(flag: str) -> None:
+    argv = (sys.executable, "-m", "invoke", "deploy", flag, "")
+    done = subprocess.run(argv, cwd=HERE.top, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == Exit.VALUES
+    assert "cannot be used\n  why: its value is empty: ''\n" in done.stderr
+
+
 def test_a_number_arrives_as_one(inv) -> None:
     assert inv("pause", "--so-long", "2.5").stdout == "2.5\n"
     assert inv("pause").stdout == "0.0\n"
