@@ -124,6 +124,18 @@ class Run:
         """True when the very process that was started runs."""
         return self.boot == machine.boot_id() and machine.start_of(self.pid) == self.start
 
+    def members(self) -> tuple[machine.Process, ...]:
+        """Its processes, dead ones too: itself, its descendants, its session's members.
+
+        The session carries the server's pid and outlives it, which is how an engine is known that
+        lost its server. The kernel gives no pid away while a session of that number lives: once
+        the pid is another's, or the machine has booted again, whatever goes by it is the other's.
+        """
+        seen = machine.snapshot(also=(self.pid,))
+        if self.boot != machine.boot_id() or machine.given_away(self.pid, self.start):
+            return ()
+        return tuple(p for p in seen.family(self.pid) if p.start >= self.start)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA,

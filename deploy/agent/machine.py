@@ -171,11 +171,21 @@ def working_folder(pid: int) -> str:
 
 def start_of(pid: int) -> int:
     """Return the start of `pid` in ticks since boot, or 0 when no such process runs (any more)."""
+    state, start = _state_of(pid)
+    return 0 if state in ("Z", "X") else start
+
+
+def given_away(pid: int, start: int) -> bool:
+    """True when `pid` names another process by now, dead or alive, than the one of that start."""
+    return _state_of(pid)[1] not in (0, start)
+
+
+def _state_of(pid: int) -> tuple[str, int]:
     try:
         fields = text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-        return 0 if fields[0] in ("Z", "X") else int(fields[19])
+        return fields[0], int(fields[19])
     except (OSError, IndexError, ValueError):
-        return 0
+        return "", 0
 
 
 def boot_id() -> str:

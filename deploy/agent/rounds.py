@@ -190,7 +190,7 @@ def _said(run: Run | None, window: log.Place, end: log.Place) -> dict[str, Any]:
         return {"markers": None, "compiled": 0, "compiling": []}
     count, lines = counters.compiling(run.log_path, window, end)
     found = log.scan(run.log_path, None, window, end)
-    members = [process.pid for process in machine.snapshot(also=(run.pid,)).family(run.pid)]
+    members = [process.pid for process in run.members()]
     markers = {**found.to_json(), "pids": sorted({run.pid, *members})}
     return {"markers": markers, "compiled": count, "compiling": lines}
 

@@ -165,7 +165,7 @@ def read_markers(call: Call) -> None:
         answer = health.generate(launch.port, launch.served_name, int(send["tokens"]), **size)
         call.say(f"prompt of {send['tokens']} tokens: {answer['error'] or 'answered'}")
     found = log.scan(run.log_path, None, window, until)
-    members = [process.pid for process in machine.snapshot(also=(run.pid,)).family(run.pid)]
+    members = [process.pid for process in run.members()]
     call.evidence["markers"] = {
         **found.to_json(),
         "run": run.to_json(),
@@ -193,8 +193,6 @@ def end(run: Run, say: Say, grace: float = _GRACE, *, kill: bool = True) -> list
     Each process is named by pid and start before it is signalled, so a pid that was given to
     somebody else meanwhile is left alone.
     """
-    if run.boot != machine.boot_id():
-        return []
     family = _family(run)
     if not family:
         return []
@@ -338,19 +336,8 @@ def _running(run: Run) -> bool:
 
 
 def _family(run: Run) -> tuple[machine.Process, ...]:
-    """The run's processes that are alive: itself, its descendants, its session's members.
-
-    The session carries the server's pid and outlives it, which is how an engine is known that lost
-    its server. Nothing older than the run is of the run.
-    """
-    seen = machine.snapshot(also=(run.pid,))
-    return tuple(
-        process
-        for process in seen.family(run.pid)
-        if process.start >= run.start
-        and not process.zombie
-        and (process.pid != run.pid or process.start == run.start)
-    )
+    """The run's processes that are alive."""
+    return tuple(process for process in run.members() if not process.zombie)
 
 
 def _wait_gone(run: Run, seconds: float) -> bool:

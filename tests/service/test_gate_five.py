@@ -419,6 +419,17 @@ def test_stopping_ends_an_engine_that_lost_its_server(bench: Bench) -> None:
     assert bench.before() == []
 
 
+def test_a_stranger_who_was_given_the_recorded_pid_is_left_alone(bench: Bench) -> None:
+    child = bench.start(record=False)
+    run = bench.run(child.pid, launch.new_run(bench.wanted.launch.dir, "x"))
+    earlier = dataclasses.replace(run, start=run.start - 1)
+
+    assert {p.role.value for p in run.members()} == {"api server", "engine core"}
+    assert earlier.members() == ()
+    assert serve.end(earlier, lambda _: None, grace=0.5) == []
+    assert bench.before() == ["api server", "engine core", "listener"]
+
+
 def test_what_does_not_end_by_itself_is_ended(bench: Bench) -> None:
     child = bench.start()
     run = launch.read_run(bench.wanted.launch.dir)
