@@ -33,9 +33,11 @@ from deploy.gates import Gate, Visit
 from deploy.kernels import order
 from deploy.layout import HERE, Layout
 from deploy.lock import ABSENT, Lock, check_fresh, differences, read_lock, write_lock
+from deploy.regular import read_regular
 from deploy.submission import Submission
 from deploy.values import PathClass
 
+_EVIDENCE = 64 * 2**20  # bytes; what an agent may say over ssh, too
 _NO_SERVICE = "no service was started from this target"
 _NOT_COMPILED = "a kernel source changed, and the manifest has no `kernels:` to compile it with"
 
@@ -57,9 +59,18 @@ def lock(name: str, layout: Layout = HERE) -> tuple[Lock, bool]:
             " a deploy refuses it until overlay.accept names this file with this sha256"
         )
     packed = _pack(found)
-    expect = {**_expect(found, packed), **pinning.expect(found, packed)}
+    path = layout.lock(found.name)
+    expect = {**_expect(found, packed), **pinning.expect(found, packed, _expected_before(path))}
     made = Lock(inputs=found.inputs, expect=expect)
-    return made, write_lock(layout.lock(found.name), made)
+    return made, write_lock(path, made)
+
+
+def _expected_before(path: Path) -> Mapping[str, Any]:
+    """What the lock that is there expects; nothing where it cannot be read."""
+    try:
+        return read_lock(path).expect
+    except StaleLock:
+        return {}
 
 
 def diff(
@@ -171,15 +182,15 @@ def judge_file(name: str, path: Path, layout: Layout = HERE) -> Visit:
         BadValues: the file holds no evidence of a verify.
         Differs: it answers another plan, other inputs or another agent than the locked ones.
     """
-    found, pinned = locked(name, layout)
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_regular(path, _EVIDENCE).decode("utf-8", "replace")
     except OSError as err:
         raise BadValues(
             f"cannot read {path}",
             why=err.strerror or str(err),
             fix="save there what `verify` printed on the target",
         ) from err
+    found, pinned = locked(name, layout)
     # A terminal's prompt or echo may have been copied along.
     evidence = parse(text[text.find("{") : text.rfind("}") + 1])
     if evidence.verb is not Verb.VERIFY:

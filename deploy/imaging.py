@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy import flow
-from deploy.agent.plan import tree_digest
+from deploy.agent.plan import ABSENT, State, tree_digest
+from deploy.agent.tree import chain
 from deploy.bundle import Bundle, file_sha256
 from deploy.carriers.assembly import (
     BUNDLE,
@@ -125,9 +126,16 @@ def reproduce(
 def _tree_inside(engine: Engine, reference: str, made: Bundle) -> str:
     """The tree digest as the files of a container show it; no program of the image takes part."""
     plan = made.plan
+    above = {folder for entry in plan.files for folder in chain(entry.path)}
     with engine.still(reference) as still:
         site = resolve(still, plan.site)
-        return tree_digest((e.path, still.look(f"{site}/{e.path}").state) for e in plan.files)
+
+        def state(path: str) -> State:
+            seen = still.look(f"{site}/{path}")
+            # A file that became a folder is gone; what the folder holds has entries of its own.
+            return ABSENT if seen.kind == "folder" and path in above else seen.state
+
+        return tree_digest((entry.path, state(entry.path)) for entry in plan.files)
 
 
 def render(name: str, layout: Layout = HERE, *, output: str = "") -> list[Path]:

@@ -20,7 +20,7 @@ from deploy.bundle import Bundle
 from deploy.carriers.assembly import Folders, Ground, Order, assembled, described, handed_in
 from deploy.carriers.engine import Engine, open_engine
 from deploy.console import say
-from deploy.errors import BadValues, BundleError
+from deploy.errors import BadValues, Unreachable
 from deploy.image.archive import Image, Reference, archive_size, stream
 from deploy.image.base import Memory, Pin, check_pin, new_index, repo_digests
 from deploy.image.config import Base
@@ -34,11 +34,14 @@ PREFIX = "dcu-bundle/"
 _TELL = 1.0  # seconds between two lines of progress
 
 
-def expect(found: Submission, made: Bundle) -> dict[str, Any]:
+def expect(
+    found: Submission, made: Bundle, before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What a lock pins about images; empty where nobody here can know the base.
 
     On a wheel's tree everything follows from bytes at hand. Any other base is pinned from the
-    engine that holds it.
+    engine that holds it; where none does, the pin of the lock `before` stays while the manifest
+    asks for the same image.
     """
     job = Job(found, made, Lock(inputs=found.inputs, expect={}))
     if is_plain(found):
@@ -48,17 +51,26 @@ def expect(found: Submission, made: Bundle) -> dict[str, Any]:
                 return {"image": described(image).expect}
     if not found.manifest.base.image:
         return {}
+    asked = found.manifest.base.image
     try:
         with open_engine() as engine:
-            answer = engine.inspect(found.manifest.base.image)
-            if answer is None:
-                say(f"{found.name}: no engine here holds {found.manifest.base.image}; not pinned")
-                return {}
-            pin = _pin(found, answer)
-    except BundleError as err:
-        say(f"{found.name}: the base image is not pinned: {err.what}")
+            answer = engine.inspect(asked)
+        why = f"no engine here holds {asked}"
+    except Unreachable as err:
+        answer, why = None, err.what
+    if answer is not None:
+        return {"base_image": _pin(found, answer).to_json()}
+    kept = _pin_before(found, before or {})
+    said = "its pin is the one of the lock before" if kept else "the base image is not pinned"
+    say(f"{found.name}: {why}; {said}")
+    return kept
+
+
+def _pin_before(found: Submission, before: Mapping[str, Any]) -> dict[str, Any]:
+    raw = before.get("base_image")
+    if raw is None or Pin.parse(raw).reference != found.manifest.base.image:
         return {}
-    return {"base_image": pin.to_json()}
+    return {"base_image": raw}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,11 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from deploy.errors import Refused, Unfit, Unreachable
+from deploy.errors import BadValues, Refused, Unfit, Unreachable
 from deploy.image.base import Seen
 
 if TYPE_CHECKING:
@@ -70,13 +71,25 @@ class Engine:
         return Store.CONTAINERD if snapshotter in [list(row) for row in status] else Store.CLASSIC
 
     def inspect(self, reference: str) -> dict[str, Any] | None:
-        """What the engine says of an image, or None when it has no such image."""
+        """What the engine says of an image, or None when it has no such image.
+
+        Raises:
+            BadValues: no image can have that name.
+        """
         import docker.errors
 
         try:
             answer = self._client.inspect_image(reference)  # type: ignore[no-untyped-call]
         except docker.errors.ImageNotFound:
             return None
+        except docker.errors.APIError as err:
+            if err.status_code != HTTPStatus.BAD_REQUEST:
+                raise
+            raise BadValues(
+                f"{reference} is no name of an image",
+                why=str(err.explanation),
+                fix="write NAME:TAG, the name in lower case: base.image in the manifest, or -t",
+            ) from err
         return cast(dict[str, Any], answer)
 
     def inspect_container(self, container: str) -> dict[str, Any] | None:

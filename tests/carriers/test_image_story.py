@@ -182,14 +182,14 @@ launch: {{dir: /root/submission, port: 8001, container: {{shm_size: 1M}}}}
 """
 
 
-def story(top: Path, image: str) -> Layout:
+def story(top: Path, image: str, edits: dict[str, bytes | None] = dock.EDITS) -> Layout:
     """A checkout whose submission is a repository, to stand on `image`."""
     repo = top / "repo"
     repo.mkdir(parents=True)
     _git(repo, "init", "-q")
     sources = {k: v for k, v in dock.VENDOR.items() if ".dist-info" not in k and ".pyc" not in k}
     base = _commit(repo, sources)
-    head = _commit(repo, dock.EDITS)
+    head = _commit(repo, edits)
     (top / "manifests").mkdir()
     values = {"image": image, "python": dock.PYTHON, "site": dock.SITE, "base": base, "head": head}
     (top / "manifests/story.yaml").write_text(_STORY.format(**values))
@@ -238,6 +238,47 @@ def test_a_submission_stands_on_the_base_image_that_the_lock_pins(
     assert pinned.expect["base_image"]["diff_ids"] == list(built.base)
     assert visit.exit == 0, visit
     assert reproduced == built
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+def test_a_file_that_became_a_folder_is_gone_from_the_tree_inside(
+    engine: Engine, vendor: str, tmp_path: Path
+) -> None:
+    turned = {"vllm/configs/a.json": None, "vllm/configs/a.json/part.json": b"{}\n"}
+    layout = story(tmp_path, vendor, turned)
+    flow.lock("story", layout)
+    try:
+        imaging.build_image("story", layout, tag=IMAGE)
+        _, links = imaging.reproduce("story", layout, tag=IMAGE)
+    finally:
+        engine.remove_image(IMAGE)
+
+    assert links[-1]["link"] == "tree inside"
+    assert links[-1]["locked"] == links[-1]["found"]
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+def test_a_lock_made_where_no_engine_answers_keeps_the_pin_of_the_one_before(
+    vendor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = story(tmp_path, vendor)
+    before = flow.lock("story", layout)[0].expect["base_image"]
+
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    assert flow.lock("story", layout)[0].expect["base_image"] == before
+    manifest = layout.manifest("story")
+    manifest.write_text(manifest.read_text().replace(vendor, "dcu-test/another:1"))
+    assert "base_image" not in flow.lock("story", layout)[0].expect
+
+
+@pytest.mark.docker
+def test_a_name_that_no_image_can_have_is_a_fault_of_the_manifest(tmp_path: Path) -> None:
+    layout = story(tmp_path, "REGISTRY/dcu/vllm:0.18.1")
+
+    with pytest.raises(BadValues, match=r"REGISTRY/dcu/vllm:0\.18\.1 is no name of an image"):
+        flow.lock("story", layout)
 
 
 @pytest.mark.docker
