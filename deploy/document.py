@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 
 from deploy.agent.words import printable
 from deploy.errors import BadValues
+from deploy.regular import read_regular
 
 # What a description typed by a person never needs, and what a hostile one is made of. They bound
 # time as well as memory: the reader of YAML is pure Python.
@@ -140,23 +140,10 @@ def shown(path: Path) -> str:
 
 
 def _bytes(path: Path, name: str) -> bytes:
-    # O_NONBLOCK: a FIFO of that name must not hang the caller.
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        return read_regular(path, SIZE_LIMIT)
     except OSError as err:
         raise _unreadable(name, str(err.strerror)) from err
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise _unreadable(name, "it is not a regular file")
-        with open(handle, "rb", closefd=False) as file:
-            raw = file.read(SIZE_LIMIT + 1)
-    finally:
-        os.close(handle)
-    if len(raw) > SIZE_LIMIT:
-        size = max(status.st_size, len(raw))
-        raise _unreadable(name, f"it has {size:,} bytes, more than the {SIZE_LIMIT:,} allowed")
-    return raw
 
 
 def _unreadable(name: str, why: str) -> BadValues:

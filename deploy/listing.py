@@ -19,6 +19,7 @@ from deploy.agent.plan import Plan
 from deploy.agent.words import BundleError, printable
 from deploy.errors import BadValues, StaleLock
 from deploy.git import GITLINK, LINK, Git
+from deploy.regular import read_regular
 from deploy.wheel import DAMAGE, Wheel
 
 __all__ = ["Base", "of_tree", "of_wheel", "read", "unlike_base", "with_vendor", "write"]
@@ -118,13 +119,9 @@ def with_vendor(base: Base, files: Path, wheel: Wheel | None = None) -> Base:
 def read(path: Path) -> dict[str, Entry]:
     """Return what a manifests/NAME.files lists. Raises BadValues naming every wrong line."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-        if len(raw) > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
-        return parse(raw.decode("utf-8"))
+        return parse(read_regular(path, _MOST_BYTES).decode("utf-8"))
     except (BundleError, OSError, ValueError) as err:
-        why = err.why if isinstance(err, BundleError) else str(err)
+        why = err.why if isinstance(err, BundleError) else getattr(err, "strerror", "") or str(err)
         raise BadValues(
             f"cannot use {path.name}",
             why=why,

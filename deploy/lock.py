@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from deploy.agent.words import digest, printable
 from deploy.errors import StaleLock
+from deploy.regular import read_regular
 
 if TYPE_CHECKING:
     from deploy.manifest import Manifest
@@ -66,7 +67,7 @@ def write_lock(path: Path, lock: Lock) -> bool:
     """Write the lock beside its place, then rename; return False when the file was already so."""
     raw = lock_text(lock).encode()
     with contextlib.suppress(OSError):
-        if path.read_bytes() == raw:
+        if read_regular(path, SIZE_LIMIT) == raw:
             return False
     with tempfile.NamedTemporaryFile(
         dir=path.parent, prefix=f".{path.name}.", delete=False
@@ -87,8 +88,7 @@ def read_lock(path: Path) -> Lock:
     """Return the lock of a file. Raises StaleLock when it is absent, or not as it was written."""
     name = _manifest_name(path)
     try:
-        with path.open("rb") as file:
-            raw = file.read(SIZE_LIMIT + 1)
+        raw = read_regular(path, SIZE_LIMIT)
     except FileNotFoundError as err:
         raise StaleLock(
             f"{name} is not locked",
@@ -97,8 +97,6 @@ def read_lock(path: Path) -> Lock:
         ) from err
     except OSError as err:
         raise _edited(path, f"it cannot be read: {err.strerror}") from err
-    if len(raw) > SIZE_LIMIT:
-        raise _edited(path, f"it has more than {SIZE_LIMIT:,} bytes")
     return _parse(path, raw)
 
 

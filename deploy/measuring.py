@@ -25,10 +25,12 @@ from deploy.measure import accuracy, profile, record
 from deploy.measure.compare import Comparison, compare
 from deploy.measure.profile import Profile
 from deploy.measure.record import Bucket, Run
+from deploy.regular import read_regular
 from deploy.service import markers
 from deploy.service.markers import Dispatch
 
 _ENDED = ("done", "failed", "stopped", "died")
+_TABLE = 64 * 2**20  # bytes; a suite has tens of tasks, a log of it some thousand lines
 _BEAT = 2.0  # seconds between two looks at a run that is followed
 
 
@@ -185,7 +187,7 @@ def scores(path: Path) -> dict[str, float]:
         BadValues: it holds no scores.
     """
     try:
-        text = path.read_text("utf-8")
+        text = read_regular(path, _TABLE).decode()
     except (OSError, UnicodeDecodeError) as err:
         raise BadValues(f"cannot read {path}", why=str(err), fix="name a text file") from err
     if text.lstrip().startswith("{"):

@@ -22,6 +22,7 @@ from typing import Any, TextIO
 
 from deploy.agent.words import printable
 from deploy.errors import BadValues, Refused
+from deploy.regular import open_regular
 
 REST = "other"  # kernels that no pattern fits
 TOP = 20
@@ -188,7 +189,7 @@ def summary(path: Path, patterns: Mapping[str, Sequence[str]]) -> Profile:
     """
     classes = Classes(patterns)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(16)
         found = (
             _of_db(path, classes)

@@ -15,8 +15,10 @@ from typing import Any
 from deploy.errors import BadValues
 from deploy.measure import result as results
 from deploy.measure.result import Result
+from deploy.regular import read_regular
 
 SCHEMA = "bench/1"
+_SIZE_LIMIT = 256 * 2**20  # bytes; the client's lists of ten thousand long answers stay below
 CACHED = 0.01  # of the prompt tokens may come from the prefix cache
 _COUNTED = "counted"
 
@@ -110,7 +112,7 @@ def read(path: Path) -> Run:
         BadValues: it is neither.
     """
     try:
-        text = path.read_bytes()
+        text = read_regular(path, _SIZE_LIMIT)
         raw = json.loads(text)
     except (OSError, ValueError, RecursionError) as err:
         raise _no_record(path.name, str(err)) from err

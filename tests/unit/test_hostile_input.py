@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import struct
 import subprocess
@@ -98,6 +99,65 @@ def test_a_hundred_megabytes_of_text_are_refused_in_three_lines(
     assert "bytes" in done.stdout
     assert time.monotonic() - began < 10
     found(f"exit {done.returncode}: its size, in {MEMORY >> 20} MB", "nothing of it was read")
+
+
+NAMED = {
+    **READ,
+    "evidence": "from deploy import flow; flow.judge_file('big', layout.top / 'evidence', layout)",
+    "run": "from deploy.measure import record; record.read(layout.top / 'run')",
+    "profile": "from deploy.measure import profile; profile.summary(layout.top / 'profile', {})",
+    "scores": "from deploy import measuring; measuring.scores(layout.top / 'scores')",
+}
+
+
+def sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 100 << 30)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+UNFIT = {
+    os.mkfifo: "it is not a regular file",
+    device: "it is not a regular file",
+    sparse: "it has 107,374,182,400 bytes, more than the ",
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "make"),
+    # A profile has no bound: it is read line by line.
+    [(what, make) for what in NAMED for make in UNFIT if (what, make) != ("profile", sparse)],
+)
+def test_what_is_no_file_of_a_fit_size_is_refused_and_not_waited_for(
+    what: str, make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    layout = Layout(tmp_path)
+    kept = {
+        "manifest": layout.manifest("big"),
+        "lock": layout.lock("big"),
+        "hosts": tmp_path / "hosts.yaml",
+        "listing": layout.files("big"),
+    }
+    path = kept.get(what, tmp_path / what)
+    path.parent.mkdir(exist_ok=True)
+    make(path)
+
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(act=NAMED[what]), tmp_path],
+        cwd=HERE.top,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=bounded,
+    )
+
+    assert done.returncode == (4 if what == "lock" else 2), done.stderr
+    assert len(done.stdout.splitlines()) == 3
+    assert UNFIT[make] in done.stdout
 
 
 def bomb(path: Path, declared: int, packed: bytes) -> None:

@@ -447,7 +447,9 @@ def test_an_empty_value_is_a_bad_value_and_not_the_default(inv, argv) -> None:
 @pytest.mark.parametrize("flag", ["-n", "-t", "--group", "--replace-drift", "--wait"])
 def test_every_flag_of_a_task_refuses_an_empty_value(flag: str) -> None:
     argv = (sys.executable, "-m", "invoke", "deploy", flag, "")
-    done = subprocess.run(argv, cwd=HERE.top, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        argv, cwd=HERE.top, capture_output=True, text=True, timeout=60, check=False
+    )
 
     assert done.returncode == Exit.VALUES
     assert "cannot be used\n  why: its value is empty: ''\n" in done.stderr
