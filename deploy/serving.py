@@ -122,7 +122,7 @@ def kept(path: Path, evidence: Mapping[str, Any]) -> list[Gate]:
     """Return gates 5 and 6 as they were last judged of what a verify's evidence speaks of.
 
     `path` is the evidence's. Gate 6 is the twin's where a twin was proven; what was seen with the
-    candidate switched off, or on another plan or target, is none of them.
+    candidate switched off, or on another plan, target or deploy, is none of them.
 
     Raises:
         BadValues: what was kept cannot be read.
@@ -133,8 +133,9 @@ def kept(path: Path, evidence: Mapping[str, Any]) -> list[Gate]:
     told = _read(beside)
     if (told["plan"], told["target"]) != (evidence.get("plan"), evidence.get("target")):
         return []
-    rows = {**told["kinds"].get("measured", {}).get("gates", {})}
-    twin = told["kinds"].get("twin", {}).get("gates", {})
+    deploy = (evidence.get("incidental") or {}).get("receipt", "")
+    of = {k: row["gates"] for k, row in told["kinds"].items() if _receipt(row["run"]) == deploy}
+    rows, twin = {**of.get("measured", {})}, of.get("twin", {})
     rows.update({"6": twin["6"]} if "6" in twin else {})
     return [gates.of_json(row) for _, row in sorted(rows.items())]
 
@@ -229,11 +230,16 @@ def _keep(found: Submission, visit: Visit, kind: str) -> None:
     whole = {"schema": _SCHEMA, "target": visit.target, "plan": raw["plan"], "kinds": {}}
     if path.exists() and (old := _read(path))["plan"] == raw["plan"]:
         whole["kinds"] = old["kinds"]
-    same = {key: run[key] for key in ("pid", "start_ticks", "boot_id")}
+    same = {**{k: run[k] for k in ("pid", "start_ticks", "boot_id")}, "receipt": _receipt(run)}
     before = whole["kinds"].get(kind, {})
     earlier = before["gates"] if before.get("run") == same else {}
     whole["kinds"][kind] = {"run": same, "gates": {**earlier, **judged}}
     _write(path, whole)
+
+
+def _receipt(run: Mapping[str, Any]) -> str:
+    """Return what names the deploy that a run was started on, "" where there was none."""
+    return str(run.get("receipt") or "")
 
 
 def _write(path: Path, whole: Mapping[str, Any]) -> None:

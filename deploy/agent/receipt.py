@@ -6,6 +6,7 @@ container has neither the changes nor a record of them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -48,6 +49,7 @@ class Receipt:
     def __init__(self, raw: dict[str, Any] | None = None) -> None:
         raw = raw or {}
         self.exists = bool(raw)
+        self.sha256 = ""  # of the record as it lies there: it names one deploy
         self.serial: int = raw.get("serial", 0)
         self.plan: str = raw.get("plan", "")
         self.name: str = raw.get("name", "")
@@ -80,7 +82,10 @@ class Receipt:
 def read_receipt(tree: TreeReader) -> Receipt:
     """Return the site's receipt. Raises NeedsPerson when there is one that cannot be understood."""
     try:
-        return _receipt(json.loads(tree.read(RECEIPT)))
+        record = tree.read(RECEIPT)
+        receipt = _receipt(json.loads(record))
+        receipt.sha256 = hashlib.sha256(record).hexdigest()
+        return receipt
     except (FileNotFoundError, NotADirectoryError):
         return Receipt()
     except (ValueError, OSError, RecursionError) as err:

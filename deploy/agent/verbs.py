@@ -203,6 +203,7 @@ def verify(call: Call) -> None:
             receipt,
             python,
             call.python_path(),
+            strangers=call.strangers,
             recompile=call.request.recompile,
             timeout=call.request.timeout,
         )
@@ -213,6 +214,7 @@ def verify(call: Call) -> None:
     evidence = call.evidence
     evidence["files"] = [row.to_json() for row in rows]
     evidence["tree"] = identity
+    evidence["incidental"]["receipt"] = receipt.sha256
     _add_shadowed(evidence, plan.package)
     half_done = interrupted(tree)
     bad = [row for row in evidence["files"] if row["state"] != FileState.OK.value]

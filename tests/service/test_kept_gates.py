@@ -16,7 +16,8 @@ from deploy.gates import Gate, Verdict
 from deploy.layout import HERE
 
 PLAN = "a" * 64
-EVIDENCE = {"plan": PLAN, "target": "local:/"}
+DEPLOY = "d" * 64
+EVIDENCE = {"plan": PLAN, "target": "local:/", "incidental": {"receipt": DEPLOY}}
 
 
 def judged(number: int, *, passed: bool = True) -> Gate:
@@ -35,7 +36,10 @@ def verdicts(rows: list[dict[str, Any]], *later: Gate) -> dict[int, str]:
 
 def write(folder: Path, **kinds: dict[str, Gate]) -> Path:
     told = {
-        kind: {"run": {}, "gates": {n: gate.to_json() for n, gate in found.items()}}
+        kind: {
+            "run": {"receipt": DEPLOY},
+            "gates": {n: gate.to_json() for n, gate in found.items()},
+        }
         for kind, found in kinds.items()
     }
     (folder / "serve.json").write_text(
@@ -75,6 +79,14 @@ def test_gates_of_another_plan_or_target_are_not_taken(tmp_path: Path) -> None:
     assert serving.kept(path, {**EVIDENCE, "target": "ssh:a"}) == []
     assert serving.kept(tmp_path / "evidence-b.json", EVIDENCE) == []
     assert serving.kept(path, EVIDENCE) == [judged(5)]
+
+
+def test_gates_of_another_deploy_of_the_same_plan_are_not_taken(tmp_path: Path) -> None:
+    path = write(tmp_path, measured={"5": judged(5)}, twin={"6": judged(6)})
+
+    assert serving.kept(path, {**EVIDENCE, "incidental": {"receipt": "e" * 64}}) == []
+    assert serving.kept(path, {**EVIDENCE, "incidental": {}}) == []
+    assert serving.kept(path, EVIDENCE) == [judged(5), judged(6)]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": "serve/1"}', '{"schema": "x"}'])

@@ -139,6 +139,10 @@ def story(top: Path) -> dict[str, Any]:
     ask(Verb.START, twin=True)
     told["another start"] = reported()
     ask(Verb.STOP)
+    [restored] = flow.run("mine", TO, Request(verb=Verb.RESTORE), layout)
+    [deployed] = flow.deploy("mine", TO, Request(verb=Verb.DEPLOY), layout)
+    assert (restored.exit, deployed.exit) == (0, 0), restored.error or deployed.error
+    told["another deploy"] = reported()
     return told
 
 
@@ -173,6 +177,8 @@ def test_a_twin_proves_what_the_measured_service_does_not_print(tmp_path: Path) 
     assert told["page"][4:6] == [judged["measured"], judged["twin"]]
     # What an earlier twin printed proves nothing of the one that was started since.
     assert told["another start"] == told["started"]
+    # The same plan, given back and deployed again: nothing has run on it since.
+    assert told["another deploy"] == told["before"]
 
 
 if __name__ == "__main__":
