@@ -72,6 +72,7 @@ def pods(folder: Path) -> Iterator[Pods]:
             yield found
         found.run("podman", "system", "reset", "--force")
     finally:
-        # The store mounts its own folder on itself, and some versions leave it so.
-        argv = ("umount", "--lazy", str(folder / "root/overlay"))
-        subprocess.run(argv, capture_output=True, timeout=30, check=False)
+        # The store mounts its own folder on itself, once or more, and some versions leave it so.
+        mounted = folder / "root/overlay"
+        while mounted.is_mount():
+            subprocess.run(("umount", "--lazy", str(mounted)), timeout=30, check=True)
