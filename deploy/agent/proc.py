@@ -28,8 +28,7 @@ def text(path: str, folder: int | None = None) -> str:
 
 
 def blind(what: str, err: OSError) -> CannotTell:
-    return CannotTell(
-        f"cannot tell {what}",
-        why=str(err),
-        fix="run this as the user who runs the service, or as root",
-    )
+    mend = "run this as the user who runs the service, or as root"
+    if not os.geteuid():  # a container's root, without the right to look into others
+        mend = "run this where the service runs, or give this container CAP_SYS_PTRACE"
+    return CannotTell(f"cannot tell {what}", why=str(err), fix=mend)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from . import device, health, log, machine, maps, oom, ports
 from .launch import Launch, Run, read_run, words
+from .proc import CannotTell
 from .roles import Role
 
 SCHEMA = "service/1"
@@ -33,6 +35,7 @@ _PROXY = re.compile(r"^(https?|all|ftp)_proxy$", re.IGNORECASE)
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|proxy", re.IGNORECASE)
 _SMALL = 16 << 20  # model files up to this size are hashed at every look, larger ones on request
 _TAIL = 1 << 16
+_LOOKS = 20  # so often a server may end while it is looked at; one may hang in its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,20 +67,51 @@ def observe(
     """Look once. `ask` sends real requests, `cards` runs the card's tools, `full` hashes shards."""
     launch = wanted.launch
     run = read_run(launch.dir) if launch.dir else None
-    seen = machine.snapshot(launch.port, also=(run.pid,) if run else ())
-    server = _server(seen, run)
+    seen, server = _looked(wanted, run)
     return {
         "schema": SCHEMA,
         **seen.to_json(),
         "bound": bool(launch.port and not seen.listeners and ports.bound(launch.port)),
         "run": _run(run),
-        "server": _describe(server, seen, wanted) if server else None,
+        "server": server,
         "answers": _answers(wanted, seen, timeout) if ask else [],
         "model": _model(launch, full=full),
         "cards": device.look() if cards else None,
         "log": _log(run),
         "oom": oom.look(run.start / machine.TICKS, run.group) if run and not run.alive else None,
     }
+
+
+def _looked(
+    wanted: Wanted, run: Run | None
+) -> tuple[machine.Snapshot, dict[str, Any] | None]:
+    """Look at the machine and its server: anew, where that ended while it was looked at.
+
+    What /proc says of a process that ends is no fault: no folder, and an environment without a
+    name in it.
+    """
+    port, also = wanted.launch.port, (run.pid,) if run else ()
+    for left in reversed(range(_LOOKS)):
+        seen = machine.snapshot(port, also=also)
+        server = _server(seen, run)
+        if server is None:
+            break
+        try:
+            found = _describe(server, seen, wanted)
+        except CannotTell as err:
+            # It lets go of its folder before it is dead to others.
+            ends = isinstance(err.__cause__, (FileNotFoundError, ProcessLookupError))
+            if not left or not (ends or _ended(server)):
+                raise
+        else:
+            if not _ended(server):
+                return seen, found
+        time.sleep(0.05)
+    return seen, None
+
+
+def _ended(process: machine.Process) -> bool:
+    return machine.start_of(process.pid) != process.start
 
 
 def _server(seen: machine.Snapshot, run: Run | None) -> machine.Process | None:

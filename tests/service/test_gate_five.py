@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from deploy.agent import faults, launch, machine, serve, service
+from deploy.agent import faults, launch, machine, proc, serve, service
 from deploy.agent.launch import Launch, Run
 from deploy.agent.service import Wanted
 
@@ -323,6 +323,48 @@ def test_a_path_that_leads_to_another_package_of_that_name_is_found(bench: Bench
     bench.start(env={"PYTHONPATH": "checkout"})
 
     assert bench.found() == ["environment"]
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_server_that_ends_while_it_is_looked_at_is_no_fault(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, moment: str, *, reaped: bool
+) -> None:
+    server = bench.start()
+    look = os.readlink
+
+    def end_first(path: Any, **options: Any) -> str:
+        found = look(path, **options)
+        if path != f"/proc/{server.pid}/cwd":
+            return found
+        os.killpg(server.pid, signal.SIGKILL)
+        ended = os.WEXITED | (0 if reaped else os.WNOWAIT)
+        os.waitid(os.P_PID, server.pid, ended)
+        return found if moment == "after" else look(path, **options)
+
+    monkeypatch.setattr(os, "readlink", end_first)
+    seen = bench.seen(ask=False)
+
+    assert seen["server"] is None
+    assert seen["run"]["state"] == "gone"
+
+
+def test_a_live_server_that_may_not_be_looked_at_is_still_a_fault(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = bench.start()
+    look = os.readlink
+
+    def refuse(path: Any, **options: Any) -> str:
+        if path == f"/proc/{server.pid}/cwd":
+            raise PermissionError(13, "Permission denied", path)
+        return look(path, **options)
+
+    monkeypatch.setattr(os, "readlink", refuse)
+
+    with pytest.raises(proc.CannotTell, match="working folder") as caught:
+        bench.seen(ask=False)
+    assert ("or as root" in caught.value.fix) == bool(os.geteuid())
 
 
 def test_another_working_folder_is_found(bench: Bench, tmp_path: Path) -> None:
