@@ -123,7 +123,7 @@ def find(top: str, kind: str, stamp: str = "") -> Job:
         raise NoJob(
             f"there is no {kind} run" + (f" {stamp}" if stamp else ""),
             why=f"{printable(above)}: {err}",
-            fix=f"start one: `inv {_TASKS[kind]}`",
+            fix=f"start one: `./inv {_TASKS[kind]}`",
         ) from err
 
 

@@ -15,10 +15,14 @@ from typing import TYPE_CHECKING, Any
 # Nothing may be imported late by the worker: the bundle it was forked from may be gone by then.
 from . import accuracy, jobs, profiling, rounds, serve
 from .launch import Launch
-from .words import Refused, Unfit, printable
+from .words import BundleError, Exit, Refused, Unfit, printable
 
 if TYPE_CHECKING:
     from .main import Call
+
+
+class NothingToMeasure(BundleError):
+    exit = Exit.VALUES
 
 
 def measure(call: Call) -> None:
@@ -26,7 +30,7 @@ def measure(call: Call) -> None:
 
     Raises:
         Refused: the process state is not as locked, or another run is being made.
-        Unfit: the bundle's manifest does not say how to measure.
+        NothingToMeasure: the bundle's manifest does not say what to measure.
     """
     options = call.request.options
     act, kind = str(options.get("act") or "status"), str(options.get("kind") or "bench")
@@ -108,7 +112,7 @@ def setting_of(call: Call, options: Mapping[str, Any]) -> rounds.Setting:
     """Hold the lock's bench section and the call's wishes together.
 
     Raises:
-        Unfit: there is no such section.
+        NothingToMeasure: there is no such section.
         Refused: a bucket that is not in it.
     """
     request, tree = call.request, call.tree
@@ -116,7 +120,7 @@ def setting_of(call: Call, options: Mapping[str, Any]) -> rounds.Setting:
     manifest: Mapping[str, Any] = request.manifest or dict(options.get("manifest") or {})
     bench, model = dict(manifest.get("bench") or {}), dict(manifest.get("model") or {})
     if not bench or not model or not manifest.get("launch"):
-        raise Unfit(
+        raise NothingToMeasure(
             "nothing says what to measure",
             why="the manifest needs bench:, model: and launch:",
             fix="add what is missing, lock it and bundle it anew",
@@ -158,7 +162,7 @@ def setting_of(call: Call, options: Mapping[str, Any]) -> rounds.Setting:
 def _top(call: Call) -> str:
     folder = call.request.launch_dir or Launch.of_manifest(call.request.manifest).dir
     if not folder:
-        raise Unfit(
+        raise NothingToMeasure(
             "there is no launch folder",
             why="the manifest has no launch.dir",
             fix="add it, lock and bundle anew",

@@ -6,7 +6,11 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
+from deploy import bundle as bundles
 from deploy.agent import jobs
+from tests.measure import room
 
 
 def made(top: Path) -> str:
@@ -34,3 +38,25 @@ def test_a_clock_that_was_set_back_does_not_bring_back_an_old_run(tmp_path: Path
 
     assert stamp.endswith("-100")
     assert jobs.find(str(tmp_path), "bench").state["stamp"] == stamp
+
+
+def test_a_status_without_a_run_says_what_starts_one(tmp_path: Path) -> None:
+    code, evidence, _ = room.make(tmp_path, ()).run("measure", {"act": "status"})
+
+    assert (code, evidence["error"]["what"]) == (10, "there is no bench run")
+    assert evidence["error"]["fix"] == "start one: `./inv bench.run`"
+
+
+@pytest.mark.parametrize("lacking", ["bench", "model", "launch"])
+def test_a_manifest_that_says_nothing_to_measure_is_a_wrong_value(
+    tmp_path: Path, lacking: str
+) -> None:
+    target = room.make(tmp_path, ())
+    meant = room.inputs(target.folder, target.port, target.folder / "8-16K.jsonl")
+    del meant["manifest"][lacking]
+    target.bundle = bundles.pack(room.plan(), meant, room.fill, tmp_path / "poor")
+
+    code, evidence, _ = target.run("measure", {"act": "start"})
+
+    assert (code, evidence["error"]["exit"]) == (2, 2)
+    assert "bench:, model: and launch:" in evidence["error"]["why"]
