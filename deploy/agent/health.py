@@ -10,7 +10,11 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import socket
+    import threading
 
 _MOST = 1 << 20  # bytes of an answer that are read
 PROMPT = "1 2 3 4"
@@ -134,21 +138,35 @@ def _generation(address: tuple[str, int], name: str, timeout: float) -> Answered
 def _ask(
     address: tuple[str, int], method: str, path: str, timeout: float, body: Any = None
 ) -> tuple[int, Any, str, float]:
-    """Return status, JSON (or None), why it is no answer, and how long it took in seconds."""
+    """Return status, JSON (or None), why it is no answer, and how long it took in seconds.
+
+    `timeout` is for all of it: an answer that comes byte by byte would never meet a socket's own.
+    """
     import http.client
+    import threading
 
     begun = time.monotonic()
     connection = http.client.HTTPConnection(*address, timeout=timeout)
+    ended = threading.Event()
+    ender = None
     try:
+        connection.connect()
+        ender = threading.Timer(timeout, _end, (connection.sock, ended))
+        ender.start()
         data = None if body is None else json.dumps(body)
         connection.request(method, path, data, {"Content-Type": "application/json"})
         response = connection.getresponse()
         text = response.read(_MOST)
         status = response.status
+        if ended.is_set():
+            raise TimeoutError
     except (OSError, http.client.HTTPException) as err:
-        why = str(err) or type(err).__name__
+        late = ended.is_set() or isinstance(err, TimeoutError)
+        why = "timed out" if late else str(err) or type(err).__name__
         return 0, None, f"no answer: {why}", time.monotonic() - begun
     finally:
+        if ender is not None:
+            ender.cancel()
         connection.close()
     seconds = time.monotonic() - begun
     try:
@@ -156,3 +174,14 @@ def _ask(
     except ValueError:
         return status, None, f"status {status} and no JSON", seconds
     return status, raw, "" if status == 200 else f"status {status}", seconds
+
+
+def _end(connected: socket.socket, ended: threading.Event) -> None:
+    """End a connection that somebody reads from: the read returns at once."""
+    import socket
+
+    ended.set()
+    try:
+        connected.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it has ended already
