@@ -117,6 +117,8 @@ def test_a_start_ends_ready_recorded_and_detached_and_a_stop_leaves_nothing(box:
     assert seen.returncode == 0, seen.stderr
     assert f"process {pid} " in seen.stdout
     assert "vllm/envs.py" in seen.stdout
+    for place in ("empty", "launch"):
+        assert f"origin  {place}: {dock.SITE}/vllm/__init__.py" in seen.stdout.splitlines()
 
     stopped = box.script("stop_vllm.sh")
 
@@ -134,6 +136,53 @@ def test_a_second_start_is_refused_and_names_the_first(box: Box) -> None:
     assert second.returncode == 6
     assert pid in second.stderr
     assert len(box.sh(f"ls {DIR}/runs").stdout.split()) == 2  # one start, and the link to it
+
+
+def test_of_starts_at_the_same_time_one_starts_and_the_others_are_refused(box: Box) -> None:
+    one = f"{DIR}/start_vllm.sh --no-wait >/tmp/out.$i 2>/tmp/err.$i; echo $?"
+    codes = box.sh(f"for i in 1 2 3; do ({one}) & done; wait", "-e", "STANDIN_SLOW=60")
+
+    assert sorted(codes.stdout.split()) == ["0", "6", "6"], box.sh("cat /tmp/err.*").stdout
+    pid = box.sh("cat /tmp/out.*").stdout.strip()
+    held = box.sh("ls -l /proc/[0-9]*/fd 2>/dev/null | grep start.lock").stdout
+    assert box.sh(f"kill -0 {pid}").returncode == 0
+    assert len(box.sh(f"ls {DIR}/runs").stdout.split()) == 2  # one start, and the link to it
+    assert not held
+
+
+def test_a_start_that_another_start_precedes_says_which(box: Box) -> None:
+    holder = "import fcntl, time; f = open('.start.lock', 'w'); fcntl.flock(f, 2)"
+    holder += "; print('pid 4711', file=f, flush=True); open('held', 'w'); time.sleep(60)"
+    box.sh(f'cd {DIR} && (python3 -c "{holder}" & while [ ! -e held ]; do sleep 0.1; done)')
+
+    refused = box.script("start_vllm.sh")
+
+    assert refused.returncode == 6
+    assert f"{DIR}/.start.lock is held by: pid 4711" in refused.stderr
+    assert len(refused.stderr.splitlines()[-3:]) == 3
+
+
+@pytest.mark.parametrize("has_its_own", [True, False])
+def test_a_program_of_another_python_starts_only_with_the_verified_package(
+    box: Box, has_its_own: bool
+) -> None:
+    box.sh("python3 -m venv --without-pip --system-site-packages /opt/other")
+    box.sh(
+        "sed '1s,.*,#!/opt/other/bin/python3 -s,' /usr/local/lib/standin/vllm >/usr/local/bin/vllm"
+    )
+    own = "/opt/other/lib/python3.11/site-packages/vllm"
+    if has_its_own:
+        box.sh(f"mkdir {own} && touch {own}/__init__.py")
+
+    started = box.script("start_vllm.sh --no-wait")
+
+    assert box.sh("/opt/other/bin/python3 -c 'import vllm'").returncode == 0
+    if has_its_own:
+        assert started.returncode == 10
+        assert f"/usr/local/bin/vllm starts a python that finds {own}/" in started.stderr
+        assert box.sh(f"ls {DIR}/runs").returncode != 0
+    else:
+        assert started.returncode == 0, started.stderr
 
 
 def test_an_engine_that_outlived_its_server_refuses_a_start(box: Box) -> None:
@@ -187,6 +236,30 @@ def test_a_server_that_is_not_ready_in_time_is_left_and_named(box: Box) -> None:
     assert late.returncode == 10
     assert "not ready after 2 s" in late.stderr
     assert box.sh(f"kill -0 {late.stdout.strip()}").returncode == 0
+
+
+_DRIPS = """#!/usr/bin/python3
+import socket, time
+listener = socket.create_server(("127.0.0.1", 8001))
+while True:
+    caller = listener.accept()[0]
+    try:
+        for byte in b"HTTP/1.1 200 OK\\r\\nX-A: " + b"a" * 10000:
+            caller.send(bytes([byte]))
+            time.sleep(1)
+    except OSError:
+        pass
+"""
+
+
+def test_a_health_that_never_ends_does_not_hold_up_a_start(box: Box) -> None:
+    box.sh(f"sed -i 's/^ready=.*/ready=2/' {DIR}/start_vllm.sh")
+    box.sh(f"cat >/usr/local/bin/vllm <<'E'\n{_DRIPS}E")
+
+    late = box.sh(f"timeout 60 {DIR}/start_vllm.sh")
+
+    assert late.returncode == 10
+    assert "not ready after 2 s" in late.stderr
 
 
 def test_a_start_without_waiting_returns_at_once(box: Box) -> None:

@@ -292,6 +292,23 @@ def test_a_script_with_two_bundles_does_not_choose(tmp_path: Path) -> None:
     assert "cannot tell which bundle is meant" in done.stderr
 
 
+def test_a_link_to_a_script_uses_what_lies_beside_the_script(tmp_path: Path) -> None:
+    home, away = tmp_path / "home", tmp_path / "away"
+    home.mkdir()
+    away.mkdir()
+    (home / "bundle.pyz").write_text("import sys; sys.exit('this is the bundle')\n")
+    texts = rendered(small(f"{{dir: {home}, port: 8001}}"))
+    for name in ("start_vllm.sh", "stop_vllm.sh", "verify.sh"):
+        (home / name).write_text(texts[name])
+        (away / name).symlink_to(Path("../home") / name)
+
+        done = subprocess.run(
+            ("/bin/sh", name), cwd=away, capture_output=True, text=True, timeout=20, check=False
+        )
+
+        assert "this is the bundle" in done.stderr
+
+
 def test_templates_are_the_ones_of_this_checkout() -> None:
     assert {p.name for p in scripts.TEMPLATES.glob("*.j2")} == {
         *(f"{n}.j2" for n in ALL - {".dockerignore"}),
