@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,6 +140,7 @@ class _Call:
 
     def _converse(self, line: Line, stream: Stream) -> dict[str, Any]:
         frames = wire.Frames(self._nonce)
+        end = time.monotonic() + self._target.limits.greeting
         while data := self._received(line, stream):
             try:
                 for kind, body in frames.feed(data):
@@ -148,6 +150,8 @@ class _Call:
                     self._act(kind, body, stream)
             except ValueError as err:
                 raise self._lost(f"what it says makes no sense: {err}") from err
+            if not frames.open and time.monotonic() > end:
+                raise self._never_spoke(_greeting(self._target.limits, frames))
         raise self._ended(line, stream, frames)
 
     def _received(self, line: Line, stream: Stream) -> bytes:
@@ -241,10 +245,15 @@ class _Call:
             return self._lost(_silence(line) or f"it ended (status {status}); {stream.said}")
         if refused := _sudo(self._target, stream.said):
             return refused
-        heard = shown_safely(frames.noise.decode("utf-8", "replace").strip())
+        heard = _heard(frames)
+        return self._never_spoke(
+            _silence(line) or f"status {status}; it said: {heard or stream.said or 'nothing'}"
+        )
+
+    def _never_spoke(self, why: str) -> BundleError:
         return Unreachable(
             f"{self._target.name} let us in, but the agent never spoke",
-            why=_silence(line) or f"status {status}; it said: {heard or stream.said or 'nothing'}",
+            why=why,
             fix="its login shell or start-up files may end the session: try "
             f"`ssh {self._target.host.ssh} true`",
         )
@@ -282,6 +291,17 @@ def target(alias: str, known: Inventory, *, config: paramiko.SSHConfig | None = 
 
 def _silence(line: Line) -> str:
     return "nothing moved on the line any more, so it was cut" if line.silent else ""
+
+
+def _greeting(limits: Limits, frames: wire.Frames) -> str:
+    return (
+        f"something else still spoke after {limits.greeting:g} s; it said: {_heard(frames)[-400:]}"
+    )
+
+
+def _heard(frames: wire.Frames) -> str:
+    """What was said before the agent spoke, made printable."""
+    return shown_safely(frames.noise.decode("utf-8", "replace").strip())
 
 
 def _sudo(target: Ssh, said: str) -> BundleError | None:

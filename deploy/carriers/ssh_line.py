@@ -43,6 +43,9 @@ _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 class Limits:
     """How long each thing may take, in seconds; `silence` is the longest time without a byte.
 
+    `greeting` bounds what a login shell says before the agent speaks: each byte of it ends a
+    silence, so that one which never stops would hold us for ever.
+
     `attempts` counts tries of the first phase only, where a busy sshd drops connections
     (MaxStartups) before anything was asked of it.
     """
@@ -52,6 +55,7 @@ class Limits:
     login: float = 20.0
     channel: float = 15.0
     silence: float = 20.0
+    greeting: float = 30.0
     attempts: int = 5
     pause: float = 0.5
 

@@ -251,6 +251,22 @@ def test_a_shell_that_ends_the_session_is_named(tmp_path: Path) -> None:
         assert remote.is_base()
 
 
+def test_a_shell_that_never_stops_talking_is_cut(tmp_path: Path) -> None:
+    login = tmp_path / "login"
+    login.write_text("#!/bin/sh\nfor n in $(seq 50); do printf 'still %s ' $n; sleep 0.2; done\n")
+    login.chmod(0o755)
+
+    for remote in started(tmp_path, f"ForceCommand {login}"):
+        remote.limits = replace(remote.limits, greeting=1)
+        with pytest.raises(Unreachable) as caught:
+            remote.deploy()
+
+        assert "the agent never spoke" in caught.value.what
+        assert "something else still spoke after 1 s; it said: still 1 " in caught.value.why
+        assert "still 50" not in caught.value.why
+        assert remote.is_base()
+
+
 def folder_of_pythons(folder: Path, **pythons: str) -> str:
     """A PATH of the usual tools where only these interpreters are found."""
     for tool in ("sh", "head", "env", "dirname"):
