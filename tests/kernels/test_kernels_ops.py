@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deploy import bundle as bundles
+from deploy import manifest as manifests
+from deploy import scripts
 from deploy.agent.ops import OpsProbe
-from deploy.agent.plan import Extension
+from deploy.agent.plan import ABSENT, Extension, Plan, PlannedFile, State
 from deploy.agent.tree import TreeReader
+from deploy.bundle import Sink
 from deploy.kernels import proof
 from tests.kernels.conftest import Built
 from tests.kernels.mini_room import EXTENSION, Tools
@@ -49,6 +54,15 @@ REGISTER = (
     'PyRun_SimpleString("import torch; torch.register(\\"{space}\\", \\"LLMM1\\", '
     '\\"_rocm_C::LLMM1(Tensor a) -> Tensor\\")");'
 )
+
+MANIFEST = f"""\
+schema: 1
+name: small
+base: {{{{python: {{python}}, site: {{site}}}}}}
+source: {{{{git: ., base: {"1" * 40}, head: {"2" * 40}, package: pkg}}}}
+overlay: {{{{include: ["pkg/**"]}}}}
+launch: {{{{dir: {{folder}}, port: 8001}}}}
+"""
 
 Ask = Callable[..., dict[str, Any]]
 
@@ -95,6 +109,47 @@ def site(tmp_path: Path) -> Site:
             pytest.fail("gcc or Python.h is missing: run tests/provision.sh start hip")
         pytest.skip("no gcc or no Python.h: run tests/provision.sh start hip")
     return Site(tmp_path / "root")
+
+
+def test_verify_sh_prints_origin_size_sha256_and_ops(site: Site, tmp_path: Path) -> None:
+    site.compile(REGISTER.format(space="_rocm_C"))
+    env_script = tmp_path / "env.sh"
+    env_script.write_text(f"export PYTHONPATH={site.top}\n")
+    text = "V = 1\n"
+    (site.top / "pkg/__init__.py").write_text(text)
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    want = State(type="file", mode="0644", sha256=sha256, size=len(text))
+    plan = Plan(
+        name="small", package="pkg", python=sys.executable, site=str(site.top),
+        env_script=str(env_script),
+        files=(PlannedFile(path="pkg/__init__.py", role="module", want=want, assume=(ABSENT,)),),
+        extensions=(Extension(module="pkg.ext", namespace="_rocm_C", ops={"LLMM1": LLMM1}),),
+    )  # fmt: skip
+
+    def fill(wanted: Iterator[tuple[str, Sink]]) -> None:
+        for _, sink in wanted:
+            sink.write(text.encode())
+
+    made = bundles.pack(plan, {}, fill, tmp_path / "up")
+    manifest = manifests.parse(
+        MANIFEST.format(python=sys.executable, site=site.top, folder=made.path.parent), "small"
+    )
+    [script] = [one for one in scripts.on_target(manifest) if one.name == "verify.sh"]
+    (made.path.parent / script.name).write_bytes(script.data)
+    deploy = (sys.executable, "-I", "-S", str(made.path), "deploy", "--root", "/")
+    subprocess.run(deploy, capture_output=True, check=True, timeout=60)
+
+    seen = subprocess.run(
+        ("/bin/sh", made.path.parent / script.name),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert seen.returncode == 0, seen.stderr
+    lines = seen.stdout.splitlines()
+    assert f"origin  empty: {site.top}/pkg/__init__.py" in lines
+    assert f"{'ok':14} {len(text):9}  {sha256}  pkg/__init__.py" in lines
+    assert f"loads   pkg.ext: {site.file} ok" in lines
+    assert f"op      LLMM1 {LLMM1}" in lines
 
 
 def test_an_extension_that_loads_and_registers_is_ok(site: Site) -> None:
