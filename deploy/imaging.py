@@ -115,7 +115,8 @@ def reproduce(
     if found.wheel is not None and is_plain(found):
         links += flow.compare([("base image", ",".join(base.diff_ids), ",".join(built.base))])
     rungs = ("layer", "config", "manifest", "content", "run_config")
-    known = [rung for rung in rungs if want.get(rung)]
+    # Where a base's blobs are not told, nobody can say the manifest.
+    known = [rung for rung in rungs if want.get(rung) and built.expect[rung]]
     links += flow.compare([(f"image {r}", want[r], built.expect[r]) for r in known])
     shown = built.config if built.id == built.config else built.manifest
     links += flow.compare([("image id", shown, built.id)])
@@ -151,25 +152,32 @@ def render(name: str, layout: Layout = HERE, *, output: str = "") -> list[Path]:
     for one in rendered(found, pinned):
         _put(folder / one.name, one.data, one.mode)
         paths.append(folder / one.name)
+    if not found.manifest.base.image:
+        say(f"{found.name}: no Dockerfile and no docker-run.sh: the manifest names no base.image")
     _copy(made.path, folder / BUNDLE)
     return [*paths, folder / BUNDLE]
 
 
-def gc(layout: Layout = HERE) -> list[dict[str, str]]:
-    """Remove what calls of this product left: containers of dead calls, images of older builds, and
-    bases that were made here.
+def gc(*, yes: bool = False) -> list[dict[str, Any]]:
+    """List what calls of this product left: containers of dead calls, images of older builds, and
+    bases that were made here; remove it with `yes`.
 
     An image that was built last for its manifest stays, and so does one that a container uses.
     """
-    del layout
     rows = []
     with open_engine() as engine:
-        for one in engine.left_over():
-            engine.remove_container(one["Id"])
-            rows.append({"kind": "container", "id": one["Id"], "kept": ""})
+        dead = [one["Id"] for one in engine.left_over()]
+        used = engine.used_images(but=dead)
+        for container in dead:
+            if yes:
+                engine.remove_container(container)
+            rows.append({"kind": "container", "id": container, "kept": "", "removed": yes})
         for image in [*_superseded(engine.images(NAME)), *_bases(engine.images(LABEL))]:
-            why = engine.remove_image(image["Id"])
-            rows.append({"kind": "image", "id": image["Id"], "kept": why})
+            why = "a container uses it" if image["Id"] in used else ""
+            if yes and not why:
+                why = engine.remove_image(image["Id"])
+            removed = yes and not why
+            rows.append({"kind": "image", "id": image["Id"], "kept": why, "removed": removed})
     return rows
 
 

@@ -17,10 +17,18 @@ from typing import Any
 
 from deploy import scripts
 from deploy.bundle import Bundle
-from deploy.carriers.assembly import Folders, Ground, Order, assembled, described, handed_in
+from deploy.carriers.assembly import (
+    Folders,
+    Ground,
+    Order,
+    assembled,
+    described,
+    handed_in,
+    predicted,
+)
 from deploy.carriers.engine import Engine, open_engine
 from deploy.console import say
-from deploy.errors import BadValues, Unreachable
+from deploy.errors import BadValues, Refused, StaleLock, Unfit, Unreachable
 from deploy.image.archive import Image, Reference, archive_size, stream
 from deploy.image.base import Memory, Pin, check_pin, new_index, repo_digests
 from deploy.image.config import Base
@@ -52,25 +60,40 @@ def expect(
     if not found.manifest.base.image:
         return {}
     asked = found.manifest.base.image
+    why = f"no engine here holds {asked}"
     try:
         with open_engine() as engine:
-            answer = engine.inspect(asked)
-        why = f"no engine here holds {asked}"
+            if (answer := engine.inspect(asked)) is not None:
+                pin = {"base_image": _pin(found, answer).to_json()}
+                return {**pin, **_image(engine, found, made, pin)}
     except Unreachable as err:
-        answer, why = None, err.what
-    if answer is not None:
-        return {"base_image": _pin(found, answer).to_json()}
-    kept = _pin_before(found, before or {})
+        why = err.what
+    kept = _pin_before(found, made, before or {})
     said = "its pin is the one of the lock before" if kept else "the base image is not pinned"
     say(f"{found.name}: {why}; {said}")
     return kept
 
 
-def _pin_before(found: Submission, before: Mapping[str, Any]) -> dict[str, Any]:
+def _image(
+    engine: Engine, found: Submission, made: Bundle, pin: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The image on that base; nothing where the base, as it is, is none for the plan."""
+    job = Job(found, made, Lock(inputs=found.inputs, expect=pin))
+    try:
+        with job.base(engine, pull=False) as (reference, base):
+            order = job.order(reference, base, "")
+            return {"image": predicted(engine, order, job.folders).expect}
+    except (Unfit, StaleLock, Refused) as err:
+        say(f"{found.name}: the image is not pinned: {err.what} ({err.why})")
+        return {}
+
+
+def _pin_before(found: Submission, made: Bundle, before: Mapping[str, Any]) -> dict[str, Any]:
     raw = before.get("base_image")
     if raw is None or Pin.parse(raw).reference != found.manifest.base.image:
         return {}
-    return {"base_image": raw}
+    same = before.get("bundle") == made.sha256 and "image" in before
+    return {"base_image": raw, **({"image": before["image"]} if same else {})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,6 +216,20 @@ def build(
     return built
 
 
+def predicted(engine: Engine, order: Order, folders: Folders) -> Built:
+    """What `build` would make of this, as far as it can be said without loading it.
+
+    Raises:
+        Unfit, StaleLock, Refused: the base is none for it.
+    """
+    base = base_of(engine, order)
+    with (
+        _ground(engine, base, folders, None, fresh=False) as ground,
+        assembled(ground, order, folders) as image,
+    ):
+        return described(image)
+
+
 @contextlib.contextmanager
 def _withdrawn_on_doubt(engine: Engine, reference: Reference) -> Iterator[None]:
     """Take the image out again, and give its name back, unless all went well to the end.

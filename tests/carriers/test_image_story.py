@@ -142,7 +142,7 @@ def test_a_built_image_has_the_locked_ids_and_is_reproduced(engine: Engine, tmp_
         built = imaging.build_image("tiny", layout, tag=IMAGE)
         again = imaging.build_image("tiny", layout, tag=IMAGE)
         reproduced, links = imaging.reproduce("tiny", layout, tag=IMAGE)
-        removed = [row["id"] for row in imaging.gc()]
+        removed = [row["id"] for row in imaging.gc(yes=True)]
         kept = engine.inspect(IMAGE)
     finally:
         engine.remove_image(IMAGE)
@@ -230,14 +230,16 @@ def test_a_submission_stands_on_the_base_image_that_the_lock_pins(
     try:
         built = imaging.build_image("story", layout, tag=IMAGE)
         [visit] = flow.run("story", f"image:{IMAGE}", Request(verb=Verb.VERIFY), layout)
-        reproduced, _ = imaging.reproduce("story", layout, tag=IMAGE)
+        reproduced, links = imaging.reproduce("story", layout, tag=IMAGE)
         engine.remove_image(IMAGE)
     finally:
         engine.remove_image(IMAGE)
 
     assert pinned.expect["base_image"]["diff_ids"] == list(built.base)
+    assert pinned.expect["image"] == built.expect
     assert visit.exit == 0, visit
     assert reproduced == built
+    assert {"image layer", "image config", "image content"} <= {row["link"] for row in links}
 
 
 @pytest.mark.docker
@@ -264,10 +266,11 @@ def test_a_lock_made_where_no_engine_answers_keeps_the_pin_of_the_one_before(
     vendor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = story(tmp_path, vendor)
-    before = flow.lock("story", layout)[0].expect["base_image"]
+    before = flow.lock("story", layout)[0].expect
 
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    assert flow.lock("story", layout)[0].expect["base_image"] == before
+    again = flow.lock("story", layout)[0].expect
+    assert (again["base_image"], again["image"]) == (before["base_image"], before["image"])
     manifest = layout.manifest("story")
     manifest.write_text(manifest.read_text().replace(vendor, "dcu-test/another:1"))
     assert "base_image" not in flow.lock("story", layout)[0].expect
