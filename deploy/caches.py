@@ -1,11 +1,12 @@
 """What calls of this product keep below out/, how large and how old it is, and what may go.
 
 Everything there can be made again. What a lock names stays all the same, and so does the newest of
-each kind: making it again is what a cache is there to save.
+each kind: making it again is what a cache is there to save. What a process works with stays, too.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -72,7 +73,7 @@ def _kinds(layout: Layout) -> Iterator[tuple[str, list[Path]]]:
 
 def _is_unit(path: Path) -> bool:
     # A lock file belongs to whoever holds it, and costs nothing.
-    return not path.name.endswith(".lock")
+    return path.name != "lock" and not path.name.endswith(".lock")
 
 
 def _pinned(layout: Layout) -> set[str]:
@@ -104,9 +105,36 @@ def _infos(path: Path) -> Iterator[os.stat_result]:
 
 def _judged(unit: Unit, pinned: set[str], *, newest: bool) -> Unit:
     names = _HEX.findall(unit.path.name)
+    if _in_use(unit.path):
+        return replace(unit, kept="a process uses it")
     if any(digest.startswith(name) for name in names for digest in pinned):
         return replace(unit, kept="a lock names it")
     return replace(unit, kept="the newest of its kind") if newest else unit
+
+
+def _in_use(path: Path) -> bool:
+    """True while somebody holds the lock of it, or a process runs whose .pid lies beside it."""
+    locks = (path.with_name(f"{path.name}.lock"), path / "lock", path / ".lock")
+    return any(map(_held, locks)) or _runs(path.with_suffix(".pid"))
+
+
+def _held(lock: Path) -> bool:
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # there is none, or none that this user could hold up
+    return False
+
+
+def _runs(noted: Path) -> bool:
+    try:
+        text = noted.read_text("ascii").strip()
+    except (OSError, ValueError):
+        return False
+    return text.isdecimal() and Path("/proc", text).exists()
 
 
 def _discard(path: Path) -> None:

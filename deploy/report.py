@@ -388,8 +388,11 @@ def diff_json(visits: Sequence[Visit], diffs: Mapping[str, str]) -> dict[str, An
     }
 
 
+_MAY_GO = "may go (--yes)"
+
+
 def caches_text(
-    units: Sequence[Unit], gone: Sequence[Unit], engine: Sequence[Mapping[str, str]]
+    units: Sequence[Unit], gone: Sequence[Unit], engine: Sequence[Mapping[str, Any]]
 ) -> str:
     """A line a unit: what it is, how large, how old, and what became or would become of it."""
     fate = {unit.path: "removed" for unit in gone}
@@ -398,19 +401,21 @@ def caches_text(
             unit.kind,
             f"{unit.bytes / 1e6:.1f} MB",
             f"{unit.age:.1f} days",
-            f"kept: {unit.kept}" if unit.kept else fate.get(unit.path, "may go (--yes)"),
+            f"kept: {unit.kept}" if unit.kept else fate.get(unit.path, _MAY_GO),
             shown(unit.path),
         )
         for unit in units
     ]
-    rows += [(row["kind"], "", "", row["kept"] or "removed", row["id"]) for row in engine]
+    for row in engine:
+        became = f"kept: {row['kept']}" if row["kept"] else "removed" if row["removed"] else _MAY_GO
+        rows.append((row["kind"], "", "", became, row["id"]))
     free = sum(unit.bytes for unit in units if not unit.kept)
     said = f"{free / 1e6:.1f} MB {'removed' if gone else 'may go'}"
     return "\n".join(filter(None, [table(rows, ""), said]))
 
 
 def caches_json(
-    units: Sequence[Unit], gone: Sequence[Unit], engine: Sequence[Mapping[str, str]]
+    units: Sequence[Unit], gone: Sequence[Unit], engine: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     removed = {unit.path for unit in gone}
     return {

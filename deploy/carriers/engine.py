@@ -305,6 +305,11 @@ class Engine:
         found = self._client.containers(all=True, filters={"label": TEMPORARY})
         return [one for one in found if not _lives(one["Labels"].get(TEMPORARY, ""))]
 
+    def used_images(self, but: Collection[str] = ()) -> set[str]:
+        """The ids of the images of all containers, running or not, other than these."""
+        found = self._client.containers(all=True)
+        return {one["ImageID"] for one in found if one["Id"] not in but}
+
     def remove_container(self, container: str) -> None:
         import docker.errors
 

@@ -59,7 +59,7 @@ def gc(_: Context, yes: bool = False, engine: bool = False, json: bool = False) 
 
     units = caches.survey(HERE)
     gone = caches.remove(units) if yes else []
-    left = imaging.gc() if yes and engine else []
+    left = imaging.gc(yes=yes) if engine else []
     if json:
         show_json(report.caches_json(units, gone, left))
     else:

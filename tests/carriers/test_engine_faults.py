@@ -54,6 +54,34 @@ def test_no_engine_is_exit_5_in_three_lines(tmp_path: Path) -> None:
     assert "none.sock" in caught.value.what
 
 
+@pytest.mark.parametrize(
+    "where",
+    ["tcp://[::1", "tcp://engine:abc", "tcp://127.0.0.1:99999", "http://[z]:1", "[", "npipe://x"],
+)
+def test_an_address_that_is_none_is_exit_5_in_three_lines(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", where)
+
+    with pytest.raises(Unreachable) as caught, open_engine():
+        pass
+
+    assert three_lines(caught.value)
+    assert where in caught.value.what
+
+
+def test_certificates_that_are_not_there_are_exit_5(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
+    monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path / "none"))
+
+    with pytest.raises(Unreachable) as caught, open_engine():
+        pass
+
+    assert "certificate" in caught.value.why
+
+
 class _Old(http.server.BaseHTTPRequestHandler):
     """An engine of long ago, as far as it is asked."""
 
@@ -349,11 +377,15 @@ def test_gc_removes_what_a_killed_call_left_and_leaves_the_living_alone(
         dead.kill()
         dead.wait()
     with engine.still(vendor) as mine:
-        rows = imaging.gc()
+        meant = imaging.gc()
+        there = engine.inspect_container(left)
+        rows = imaging.gc(yes=True)
         alive = engine.inspect_container(mine._container)
 
+    assert there is not None
+    assert {"kind": "container", "id": there["Id"], "kept": "", "removed": False} in meant
     assert engine.inspect_container(left) is None
-    assert [row["kind"] for row in rows if row["kind"] == "container"]
+    assert [row["kind"] for row in rows if row["kind"] == "container" and row["removed"]]
     assert alive is not None
 
 
@@ -365,8 +397,11 @@ def test_gc_removes_images_that_a_later_build_took_the_name_of(
     first = build(engine, order(tmp_path, vendor), folders)
     second = build(engine, order(tmp_path, vendor, Extra.held("/root/x", b"x")), folders)
 
-    imaging.gc()
+    meant = imaging.gc()
+    assert engine.inspect(first.id) is not None
+    imaging.gc(yes=True)
 
+    assert {"kind": "image", "id": first.id, "kept": "", "removed": False} in meant
     assert engine.inspect(first.id) is None
     assert engine.inspect(str(FAULT)) is not None
     assert (engine.inspect(str(FAULT)) or {})["Id"] == second.id

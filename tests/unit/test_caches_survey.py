@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -133,3 +134,45 @@ def test_the_text_says_what_became_of_each(layout: Layout) -> None:
     assert "kept: a lock names it" in text
     rows = report.caches_json(units, gone, [])["units"]
     assert sum(row["removed"] for row in rows) == 3
+
+
+def test_what_a_process_uses_stays(layout: Layout) -> None:
+    """A build in its folder, a repository that is made, and the files of a server that runs."""
+    loose = layout.cache / "repos" / f"{LOOSE}.git"
+    build = layout.cache / "kernels" / "old"
+    for path in (build / "lock", layout.cache / "docker" / "lock"):
+        _file(path, 0, 50)
+    _file(layout.cache / "kernels" / "newer", 10, 2)
+    _file(layout.cache / "docker" / "newest.log", 10, 1)
+    for daemon, pid in (("dockerd", os.getpid()), ("ended", 2**22 + 1)):
+        for suffix in ("pid", "log"):
+            _file(layout.cache / "docker" / f"{daemon}.{suffix}", 10, 9)
+        (layout.cache / "docker" / f"{daemon}.pid").write_text(f"{pid}\n")
+    before = {name: unit.kept for name, unit in survey(layout).items()}
+    with (
+        loose.with_name(f"{LOOSE}.git.lock").open("w") as one,
+        (build / "lock").open("w") as two,
+    ):
+        fcntl.flock(one, fcntl.LOCK_EX)
+        fcntl.flock(two, fcntl.LOCK_EX)
+        during = {name: unit.kept for name, unit in survey(layout).items()}
+        caches.remove(caches.survey(layout, NOW))
+
+    assert (before[loose.name], before["old"]) == ("", "")
+    assert "lock" not in before
+    used = {name for name, why in during.items() if why == "a process uses it"}
+    assert used == {loose.name, "old", "dockerd.pid", "dockerd.log"}
+    left = {path.name for path in (layout.cache / "docker").iterdir()}
+    assert left == {"lock", "dockerd.pid", "dockerd.log", "newest.log"}
+
+
+def test_the_text_of_a_dry_run_says_what_would_go_of_the_engine() -> None:
+    rows = [
+        {"kind": "container", "id": "c1", "kept": "", "removed": False},
+        {"kind": "image", "id": "i1", "kept": "a container uses it", "removed": False},
+        {"kind": "image", "id": "i2", "kept": "", "removed": True},
+    ]
+    lines = report.caches_text([], [], rows).splitlines()
+    assert ["may go (--yes)" in line for line in lines[:3]] == [True, False, False]
+    assert "kept: a container uses it" in lines[1]
+    assert "removed" in lines[2]
