@@ -141,7 +141,8 @@ def check(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
         "wait": "seconds to wait while somebody else deploys",
         "stop_service": "first stop the service that was started there, by its record",
         "force_running": "deploy although a service runs from the site (it keeps the old code)",
-        "replace_drift": "replace this file although somebody changed it; several by comma",
+        "replace_drift": "replace this file although somebody changed it (restore gives the changed"
+        " one back); several by comma",
     },
 )
 def deploy(
@@ -187,6 +188,7 @@ def deploy(
         "recompile": "prove bytecode by compiling anew, not by the digests of the deploy",
         "all": "audit the whole package: every file is ours, the base's, a vendor's, or foreign",
         "evidence": "judge this file, which `python3 BUNDLE verify` wrote on a target, instead",
+        "worktree": "verify the files as they lie in the work tree, past the lock: the edit loop",
     },
 )
 def verify(
@@ -196,6 +198,7 @@ def verify(
     recompile: bool = False,
     all: bool = False,
     evidence: str = "",
+    worktree: bool = False,
     json: bool = False,
 ) -> int:
     """Read back every file, its bytecode and the import origin on each target; judge the gates."""
@@ -206,13 +209,27 @@ def verify(
 
         return _show([flow.judge_file(name, Path(evidence))], json=json)
     options = {"all": True} if all else {}
-    return _visit("verify", name, to, json=json, recompile=recompile, options=options)
+    call = {"recompile": recompile, "options": options}
+    return _visit("verify", name, to, json=json, worktree=worktree, **call)
 
 
-@task(example="./inv restore -n demo", help={"wait": "seconds to wait while somebody deploys"})
-def restore(_: Context, name: str = "", to: str = "", wait: float = 0.0, json: bool = False) -> int:
-    """Give each target back what was there before the first deploy: bytes, modes, times."""
-    return _visit("restore", name, to, json=json, wait=wait)
+@task(
+    example="./inv restore -n demo",
+    help={
+        "wait": "seconds to wait while somebody deploys",
+        "worktree": "undo with a bundle of the work tree, where no locked one can be had",
+    },
+)
+def restore(
+    _: Context,
+    name: str = "",
+    to: str = "",
+    wait: float = 0.0,
+    worktree: bool = False,
+    json: bool = False,
+) -> int:
+    """Give each target back what deploys replaced, drifted files too: bytes, modes, times."""
+    return _visit("restore", name, to, json=json, worktree=worktree, wait=wait)
 
 
 @task(example="./inv doctor -n demo -t ssh:a")
@@ -224,14 +241,16 @@ def doctor(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
     return _show(serving.ask(name, to, Verb.DOCTOR, {}), json=json)
 
 
-def _visit(verb: str, name: str, to: str, *, json: bool, **options: Any) -> int:
+def _visit(
+    verb: str, name: str, to: str, *, json: bool, worktree: bool = False, **options: Any
+) -> int:
     """Run one verb of the agent on every target."""
     from deploy import flow
     from deploy.agent.words import Verb
     from deploy.carriers import Request
 
     request = Request(verb=Verb(verb), operator=flow.operator(), **options)
-    return _show(flow.run(name, to, request), json=json)
+    return _show(flow.run(name, to, request, worktree=worktree), json=json)
 
 
 def _show(visits: list[Visit], *, json: bool) -> int:

@@ -295,10 +295,14 @@ def _check_scripts(inputs: Mapping[str, Any], archive: zipfile.ZipFile) -> None:
             raise ValueError(f"the script {name} has the sha256 {found}")
 
 
-def drop_older(out: Path, keep: Bundle) -> None:
-    """Remove other bundles of this name from `out`, so that nobody uploads yesterday's."""
+def drop_older(out: Path, keep: Bundle, *, locked: str = "") -> None:
+    """Remove other bundles of this name from `out`, so that nobody uploads yesterday's.
+
+    That of the sha256 `locked` stays: it undoes a deploy when the source is gone or edited.
+    """
+    kept = (keep.path, out / f"{keep.plan.name}-{locked[:12]}.pyz")
     for path in sorted(out.glob(f"{keep.plan.name}-" + "[0-9a-f]" * 12 + ".pyz")):
-        if path != keep.path:
+        if path not in kept:
             path.unlink()
 
 

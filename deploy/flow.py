@@ -27,6 +27,7 @@ from deploy.carriers.container import parse_container, parse_image
 from deploy.carriers.local import lay_root, parse_local
 from deploy.console import say
 from deploy.difference import LARGEST, side_of, told_side, unified
+from deploy.document import shown
 from deploy.errors import BadValues, BundleError, Differs, StaleLock
 from deploy.evidence import Evidence, parse, require_answer
 from deploy.gates import Gate, Visit
@@ -62,7 +63,9 @@ def lock(name: str, layout: Layout = HERE) -> tuple[Lock, bool]:
     path = layout.lock(found.name)
     expect = {**_expect(found, packed), **pinning.expect(found, packed, _expected_before(path))}
     made = Lock(inputs=found.inputs, expect=expect)
-    return made, write_lock(path, made)
+    changed = write_lock(path, made)
+    bundles.drop_older(layout.out, packed)
+    return made, changed
 
 
 def _expected_before(path: Path) -> Mapping[str, Any]:
@@ -149,9 +152,13 @@ def run(
 ) -> list[Visit]:
     """Bring the locked bundle to each target, one verb; a target that fails stops no other.
 
-    `worktree` brings that of the files as they lie in the work tree, as `deploy` does.
+    `worktree` brings that of the files as they lie in the work tree, as `deploy` does. A restore
+    needs no source where the locked bundle lies there: what undoes must not depend on edits.
     """
-    found, made = _chosen_bundle(name, layout, worktree=worktree)
+    undo = isinstance(request, Request) and request.verb is Verb.RESTORE and not worktree
+    found, made = (undo and _lying_there(name, layout)) or _chosen_bundle(
+        name, layout, worktree=worktree
+    )
     asked = request(found, made) if callable(request) else request
     return _each(found, made, _targets(found, to), [asked])
 
@@ -324,7 +331,11 @@ def locked(name: str, layout: Layout = HERE) -> tuple[Submission, Lock]:
     try:
         compare(_source_links(found, pinned))
     except Differs as err:
-        raise StaleLock(err.what, why=err.why, fix=f"run `./inv lock -n {found.name}`") from err
+        fix = f"run `./inv lock -n {found.name}`"
+        files = found.layout.files(found.name)
+        if "inputs.base_files" in err.what and files.exists():
+            fix = f"{fix}: {shown(files)}, a vendor's listing, came or changed after the lock"
+        raise StaleLock(err.what, why=err.why, fix=fix) from err
     return found, pinned
 
 
@@ -346,8 +357,24 @@ def _pack(found: Submission) -> Bundle:
         found.plan, found.inputs, fill(found), found.layout.out,
         listing=found.base.text, scripts={one.name: one.data for one in found.scripts},
     )  # fmt: skip
-    bundles.drop_older(found.layout.out, made)
+    locked = _expected_before(found.layout.lock(found.name)).get("bundle", "")
+    bundles.drop_older(found.layout.out, made, locked=str(locked))
     return made
+
+
+def _lying_there(name: str, layout: Layout) -> tuple[Submission, Bundle] | None:
+    """The locked bundle by its pinned digest, with what it says of itself; None if it is gone."""
+    manifest = submission.load(name, layout)
+    want = str(read_lock(layout.lock(manifest.name)).expect.get("bundle", ""))
+    path = _locked_path(layout, manifest.name, want)
+    if not path.exists():
+        return None
+    made = bundles.read(path, pinned=want)
+    return submission.of_bundle(manifest, layout, made), made
+
+
+def _locked_path(layout: Layout, name: str, sha256: str) -> Path:
+    return layout.out / f"{name}-{sha256[:12]}.pyz"
 
 
 def _chosen_bundle(name: str, layout: Layout, *, worktree: bool) -> tuple[Submission, Bundle]:
@@ -360,7 +387,7 @@ def _chosen_bundle(name: str, layout: Layout, *, worktree: bool) -> tuple[Submis
 def _locked_bundle(found: Submission, pinned: Lock) -> Bundle:
     """The pinned bundle if it lies there, else made anew; either way it has the pinned digest."""
     want = str(pinned.expect.get("bundle", ""))
-    path = found.layout.out / f"{found.name}-{want[:12]}.pyz"
+    path = _locked_path(found.layout, found.name, want)
     if path.exists():
         return bundles.read(path, pinned=want)
     made = _pack(found)
@@ -471,7 +498,7 @@ def _default_target(found: Submission) -> str:
         raise BadValues(
             f"there is no target for {found.name}",
             why=f"-t names none, and {root}, the default, is not there",
-            fix=f"{lay if found.wheel else ''}name one with -t: {kinds}",
+            fix=f"{lay if found.manifest.source.wheel else ''}name one with -t: {kinds}",
         )
     return f"local:{root}"
 
@@ -552,24 +579,30 @@ def _visit(
         said = in_turn(target, made, requests, if_needed=if_needed, tell=tell)
         met, last = str(said[0].raw.get("met", "")), said[-1]
         if last.error is not None:
-            return Visit(target=target.name, evidence=last, error=last.error, met=met)
+            return Visit(
+                target=target.name, evidence=last, error=last.error, met=met,
+                worktree=found.worktree,
+            )  # fmt: skip
         require_answer(last, found.plan, target.name)
     except BundleError as err:
         return Visit(target=target.name, error=err)
     verified = last.verb is Verb.VERIFY
     verdicts = _judge(found, last) if verified else ()
-    visit = Visit(target=target.name, evidence=last, gates=verdicts, met=met)
-    if verified:
+    visit = Visit(
+        target=target.name, evidence=last, gates=verdicts, met=met, worktree=found.worktree
+    )
+    # A restore's takes the place of the verify's, which is true of the target no more.
+    if verified or last.verb is Verb.RESTORE:
         _write_evidence(found, visit)
     return visit
 
 
 def _judge(found: Submission, evidence: Evidence) -> tuple[Gate, ...]:
-    first = gates.source_complete(found.plan, evidence, found.delta)
+    first = gates.source_complete(found.plan, evidence, found.delta, worktree=found.worktree)
     waived = dict(found.waived)
     if found.manifest.kernels is None and not found.delta.of(PathClass.KERNEL):
         for number in (2, 3, 4):
-            waived.setdefault(number, "the manifest has no kernels and the diff no kernel source")
+            waived.setdefault(number, gates.no_kernels(found.delta, found.manifest.kernel_sources))
     compiled = _of_kernels(found, evidence)
     silent = not compiled and not waived.keys() >= {2, 3, 4}
     return gates.in_order([first, *compiled], waived, _NOT_COMPILED if silent else _NO_SERVICE)
@@ -597,6 +630,7 @@ def _write_evidence(
     document = {
         **visit.evidence.raw,
         "target": visit.target,
+        "worktree": found.worktree,
         "source": report.delta_json(found.delta),
         "gates": [gate.to_json() for gate in visit.gates],
         "links": list(links),

@@ -12,9 +12,10 @@ from enum import Enum
 from typing import Any
 
 from deploy.agent.plan import Plan
-from deploy.agent.words import Exit
+from deploy.agent.words import Exit, printable
 from deploy.errors import BundleError, worst
 from deploy.evidence import Evidence
+from deploy.globs import first_match
 from deploy.kernels import proof
 from deploy.service.markers import Dispatch
 from deploy.values import Delta, PathClass
@@ -42,6 +43,9 @@ _UNTIL = {
     6: "no prompt was sent to be proven (`./inv serve.prove`)",
     7: "nothing was measured (`./inv bench.counted`)",
 }
+
+# What a deploy past the lock brings: no commit holds those bytes.
+UNLOCKED = "the work tree (not committed, not locked)"
 
 # What stays open even when every gate that was reached has passed.
 NOT_PROVEN = (
@@ -84,6 +88,7 @@ class Visit:
     gates: tuple[Gate, ...] = ()
     error: BundleError | None = None
     met: str = ""  # in what state the target was found before anything was done
+    worktree: bool = False  # what was brought is in no commit and no lock
 
     @property
     def exit(self) -> Exit:
@@ -94,7 +99,9 @@ class Visit:
         return worst([self.evidence.exit, Exit.DIFFERS if failed else Exit.OK])
 
 
-def source_complete(plan: Plan, evidence: Evidence, delta: Delta | None) -> Gate:
+def source_complete(
+    plan: Plan, evidence: Evidence, delta: Delta | None, *, worktree: bool = False
+) -> Gate:
     """Gate 1: the whole diff classed; every runtime file installed, compiled and imported."""
     faults = [
         *_missing_answers(plan, evidence),
@@ -105,7 +112,8 @@ def source_complete(plan: Plan, evidence: Evidence, delta: Delta | None) -> Gate
     if evidence.tree != plan.tree and not _broken_extensions(plan, evidence):
         faults.append(f"tree read on the target is {evidence.tree or 'absent'}, not {plan.tree}")
     proofs = [] if delta is None else [_classed(delta)]
-    proofs += _installed(plan, evidence) + _found_at(evidence) + _audited(evidence)
+    of = UNLOCKED if worktree else "the commit"
+    proofs += _installed(plan, evidence, of) + _found_at(evidence) + _audited(evidence)
     return Gate(
         number=1,
         verdict=Verdict.FAILED if faults else Verdict.PASSED,
@@ -122,6 +130,17 @@ def compile_target(
     `audit` is what the build folder itself says, where it lies on this machine.
     """
     return _gate(2, proof.joined((proof.compile_target(found, arch, changed), audit)))
+
+
+def no_kernels(delta: Delta, sources: Sequence[str]) -> str:
+    """Why gates 2 to 4 cannot apply; a kernel source that the manifest leaves out is named."""
+    ignored = delta.of(PathClass.IGNORED)
+    left = [change for change in ignored if first_match(sources, change.path) is not None]
+    if not left:
+        return "the manifest has no kernels and the diff no kernel source"
+    reason = left[0].reason.partition(": ")[2]  # behind "ignore GLOB"
+    more = f" (and {len(left) - 1} more)" if left[1:] else ""
+    return f"kernel source {printable(left[0].path)}{more} is ignored by the manifest: {reason}"
 
 
 def binary_installed(plan: Plan, built: Mapping[str, Any], evidence: Evidence) -> Gate:
@@ -296,13 +315,13 @@ def _classed(delta: Delta) -> str:
     return f"{len(delta.changes)} changed paths, every one classed: {counts}"
 
 
-def _installed(plan: Plan, evidence: Evidence) -> list[str]:
+def _installed(plan: Plan, evidence: Evidence, of: str) -> list[str]:
     ok = {row["path"] for row in evidence.files if row["state"] == "ok"}
     files = {entry.path for entry in plan.files}
     modules = {entry.path for entry in plan.files if entry.compiled}
     version = evidence.raw.get("python", {}).get("version", "?")
     return [
-        f"{len(ok & files)} of {len(files)} files read back from disk and equal to the commit",
+        f"{len(ok & files)} of {len(files)} files read back from disk and equal to {of}",
         f"{len(ok & modules)} of {len(modules)} modules compiled by {version}",
         f"tree {evidence.tree}",
     ]

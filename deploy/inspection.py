@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from deploy import bundle as bundles
 from deploy import evidence
 from deploy import manifest as manifests
+from deploy.agent.words import Verb
 from deploy.bundle import Bundle
 from deploy.errors import BadValues, BundleError
 from deploy.kernels.elf import read as read_elf
@@ -298,6 +299,10 @@ def _evidence(folder: Path, made: Bundle) -> Iterator[Row]:
             continue
         if not told.answers(made.plan):
             yield Row(FAILED, what, f"{path.name}: it speaks of another plan")
+        elif told.verb is not Verb.VERIFY:
+            yield Row(FAILED, what, f"{path.name}: it is of a {told.verb.value}, not of a verify")
+        elif told.raw.get("worktree"):
+            yield Row(FAILED, what, f"{path.name}: it is of a work tree, not of what was locked")
         elif told.tree and told.tree != made.plan.tree:
             yield Row(FAILED, what, f"{path.name}: the tree that was read is not the plan's")
         elif told.faults or int(told.exit):

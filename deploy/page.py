@@ -13,7 +13,7 @@ from typing import Any
 
 import jinja2
 
-from deploy.agent.words import printable
+from deploy.agent.words import Verb, printable
 from deploy.figures import stop_here
 from deploy.gates import NOT_PROVEN
 from deploy.measure.compare import Comparison
@@ -52,6 +52,7 @@ def document(
         "target": (run.raw.get("target") if run else "") or told.get("target", ""),
         "identities": dict(identities),
         "gates": gates,
+        "known": known(told) if told else "",
         "source": told.get("source"),
         "tree": told.get("tree", ""),
         "files": [{"path": row["path"], "state": row["state"]} for row in told.get("files") or ()],
@@ -75,6 +76,7 @@ def html(found: Mapping[str, Any]) -> str:
         "target": found["target"],
         "outcome": _outcome(found["gates"]),
         "headline": headline(found),
+        "known": found["known"],
         "chain": _chain(found),
         "chain_height": _LINK * len(_links(found)) + 4,
         "gates": [{**gate, "state": _STATES.get(gate["verdict"], "")} for gate in found["gates"]],
@@ -92,7 +94,9 @@ def html(found: Mapping[str, Any]) -> str:
 
 def markdown(found: Mapping[str, Any]) -> str:
     """Return the same as text that a code host shows as tables."""
-    lines = [f"# {_cell(found['name'])}", "", _cell(headline(found)), "", "## Gates", ""]
+    lines = [f"# {_cell(found['name'])}", "", _cell(headline(found)), ""]
+    lines += [_cell(found["known"]), ""] if found["known"] else []
+    lines += ["## Gates", ""]
     lines += _table(
         ("gate", "proves", "verdict", "on what it rests"),
         (
@@ -141,10 +145,19 @@ def headline(found: Mapping[str, Any]) -> str:
     if not passed:
         return "Nothing was verified yet."
     open_ = [gate for gate in gates if gate["verdict"] == "not reached"]
-    done = ", ".join(map(str, passed))
+    done = f"Gate{'s' if passed[1:] else ''} {', '.join(map(str, passed))}"
     if open_:
-        return f"Gates {done} passed; not reached from gate {open_[0]['gate']} on."
-    return f"Gates {done} passed: what was measured is what was edited."
+        return f"{done} passed; not reached from gate {open_[0]['gate']} on."
+    return f"{done} passed: what was measured is what was edited."
+
+
+def known(evidence: Mapping[str, Any]) -> str:
+    """Say since when a target is known to be as it is told of: evidence is of one moment."""
+    target = evidence.get("target") or "the target"
+    time = (evidence.get("incidental") or {}).get("time") or "a time that is not known"
+    if evidence.get("verb") == Verb.RESTORE.value:
+        return f"{target} was restored at {time}, and not verified since."
+    return f"{target} was verified at {time}."
 
 
 # --- what the document holds ----------------------------------------------------------------------

@@ -15,7 +15,7 @@ from deploy.agent.plan import Plan
 from deploy.agent.words import Verb, printable
 from deploy.document import shown
 from deploy.evidence import Evidence
-from deploy.gates import NOT_PROVEN, Gate, Verdict, Visit
+from deploy.gates import NOT_PROVEN, UNLOCKED, Gate, Verdict, Visit
 from deploy.values import Blob, Change, Delta
 
 if TYPE_CHECKING:
@@ -294,7 +294,8 @@ def _headline(visit: Visit) -> str:
         return "no evidence"
     met = visit.met or visit.evidence.raw.get("met")
     seen = f", met: {met}" if met else ""
-    return printable(f"{visit.evidence.verb.value}: {visit.evidence.outcome}{seen}")
+    of = f", of {UNLOCKED}" if visit.worktree else ""
+    return printable(f"{visit.evidence.verb.value}: {visit.evidence.outcome}{seen}{of}")
 
 
 def fleet_text(visits: Sequence[Visit]) -> str:
@@ -459,6 +460,7 @@ def visits_json(visits: Sequence[Visit], links: Sequence[Mapping[str, str]] = ()
                 "target": visit.target,
                 "exit": int(visit.exit),
                 "met": visit.met,
+                "worktree": visit.worktree,
                 "evidence": dict(visit.evidence.raw) if visit.evidence else None,
                 "gates": [gate.to_json() for gate in visit.gates],
                 "error": visit.error.to_json() if visit.error else None,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from deploy import gates, measuring, page, report, serving, submission
-from deploy.errors import BadValues
+from deploy.agent.words import Verb
+from deploy.errors import BadValues, Differs
 from deploy.layout import HERE, Layout
 from deploy.lock import read_lock
 from deploy.manifest import Manifest
@@ -36,8 +38,12 @@ def write(
 
     Raises:
         BadValues: a file that was named is not what it should be.
+        Differs: the evidence speaks of a work tree, or of another plan than the locked one.
     """
     manifest = submission.load(name, layout)
+    identities, evidence = _identities(manifest, layout), _evidence(manifest, to, layout)
+    if evidence is not None:
+        _require_locked(manifest, identities, evidence)
     runs = [record.read(p) for p in measuring.paths(run) or _newest(manifest, layout)]
     bases = [record.read(path) for path in measuring.paths(base)]
     if bases and not runs:
@@ -49,8 +55,8 @@ def write(
     after, older = measuring.profiles(name, profile, before, layout) if profile else (None, None)
     found = page.document(
         name=manifest.name,
-        identities=_identities(manifest, layout),
-        evidence=_evidence(manifest, to, layout),
+        identities=identities,
+        evidence=evidence,
         environment=environment(manifest),
         run=runs[-1] if runs else None,
         comparison=_comparison(runs, bases, accuracy_base, accuracy_candidate),
@@ -113,6 +119,8 @@ def _evidence(manifest: Manifest, to: str, layout: Layout) -> dict[str, Any] | N
                 f"cannot read {path}", why=str(err), fix="verify again, which writes it anew"
             ) from err
         if isinstance(raw, dict) and to in ("", raw.get("target")):
+            if _undone(raw):
+                return raw
             later = serving.kept(path, raw)
             if later:
                 raw["gates"] = [g.to_json() for g in gates.continued(raw.get("gates") or (), later)]
@@ -124,6 +132,32 @@ def _evidence(manifest: Manifest, to: str, layout: Layout) -> dict[str, Any] | N
             fix=f"run `./inv verify -n {manifest.name} -t {to}`",
         )
     return None
+
+
+def _undone(evidence: Mapping[str, Any]) -> bool:
+    return evidence.get("verb") == Verb.RESTORE.value
+
+
+def _require_locked(
+    manifest: Manifest, identities: Mapping[str, str], evidence: Mapping[str, Any]
+) -> None:
+    """Raise Differs when a report would show a proof beside a lock that it is not of."""
+    if _undone(evidence):
+        return  # it proves nothing, of whatever plan
+    target, locked = evidence.get("target", ""), identities.get("plan", "")
+    here = f"-n {manifest.name} -t {target}"
+    if evidence.get("worktree"):
+        raise Differs(
+            f"the evidence of {target} is of the work tree",
+            why="`--worktree` deployed files that are not committed and not locked",
+            fix=f"commit, lock, and deploy what was locked: `./inv deploy {here}`",
+        )
+    if locked and evidence.get("plan") != locked:
+        raise Differs(
+            f"the evidence of {target} is of another plan than the locked one",
+            why=f"it speaks of {evidence.get('plan')}, the lock pins {locked}",
+            fix=f"deploy what was locked, which verifies it: `./inv deploy {here}`",
+        )
 
 
 def _files(folder: Path, found: dict[str, Any]) -> list[Path]:

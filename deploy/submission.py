@@ -13,6 +13,7 @@ from typing import Any
 from deploy import listing, scripts, series, source, wheel
 from deploy import manifest as manifests
 from deploy.agent.plan import Extension, Plan, PlannedFile, State
+from deploy.bundle import Bundle
 from deploy.errors import BadValues
 from deploy.kernels import order
 from deploy.kernels.request import Artefact, planned
@@ -42,6 +43,7 @@ class Submission:
     artefacts: tuple[Artefact, ...] = ()
     scripts: tuple[Rendered, ...] = ()  # what lies in launch.dir
     built: Mapping[str, Any] = field(default_factory=dict)  # kernels/1, of the build they are from
+    worktree: bool = False  # the head is a throw-away commit of the files as they lie there
 
     @property
     def name(self) -> str:
@@ -83,6 +85,16 @@ def resolve(manifest: Manifest, layout: Layout, *, worktree: bool = False) -> Su
         artefacts=artefacts,
         scripts=rendered,
         built=built,
+        worktree=worktree,
+    )
+
+
+def of_bundle(manifest: Manifest, layout: Layout, made: Bundle) -> Submission:
+    """What a bundle says of itself; no source was looked at, so its difference has no paths."""
+    told = made.inputs
+    delta = Delta(base=told["base"], head=told["head"], head_time=told["head_time"], changes=())
+    return Submission(
+        manifest=manifest, layout=layout, repo=layout.top, delta=delta, plan=made.plan, inputs=told
     )
 
 
@@ -111,6 +123,12 @@ def _commits(
             raise _no_worktree(manifest)
         return _of_wheel(manifest, layout)
     repo = (layout.top / Path(wanted.git).expanduser()).resolve()
+    if not repo.exists():
+        raise BadValues(
+            f"source.git {repo} is not there",
+            why=f"manifests/{manifest.name}.yaml names it, and there is no such folder",
+            fix="clone it there, or name the folder where it is",
+        )
     head = _head(repo, manifest) if worktree else wanted.head
     return repo, wanted.base, head, None
 

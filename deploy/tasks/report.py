@@ -27,6 +27,7 @@ def write_report(
 ) -> int:  # fmt: skip
     """Write the evidence as JSON, Markdown and one self-contained HTML page."""
     from deploy import page, reporting
+    from deploy.agent.words import printable
 
     found, paths = reporting.write(
         name, to=to, run=run, base=base, profile=profile, before=before,
@@ -35,7 +36,7 @@ def write_report(
     if json:
         show_json(found)
     else:
-        print(page.headline(found))
+        print("\n".join(filter(None, [page.headline(found), printable(found["known"])])))
         print("\n".join(f"  {path}" for path in paths))
     return 0
 

@@ -164,6 +164,24 @@ def test_evidence_of_another_plan_is_found(tmp_path: Path) -> None:
     assert "evidence.json: it speaks of another plan" in failed(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [({"verb": "restore"}, "it is of a restore"), ({"worktree": True}, "it is of a work tree")],
+)
+def test_evidence_that_proves_nothing_of_the_lock_is_found(
+    tmp_path: Path, other: dict[str, object], said: str
+) -> None:
+    path = submission(tmp_path)
+    told = {"schema": "evidence/1", "verb": "verify", "exit": 0, "files": [],
+            "plan": bundles.read(path).plan.digest}  # fmt: skip
+    (tmp_path / "evidence.json").write_text(json.dumps(told))
+    assert not any("evidence.json" in text for text in failed(tmp_path))
+
+    (tmp_path / "evidence.json").write_text(json.dumps({**told, **other}))
+
+    assert any(text.startswith(f"evidence.json: {said}") for text in failed(tmp_path))
+
+
 def test_a_folder_of_no_or_two_bundles_is_a_question(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(BadValues):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -9,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from deploy import flow, report
+from deploy import flow, page, report, reporting
 from deploy.agent.words import Verb
 from deploy.carriers import Request
-from deploy.errors import BadValues
+from deploy.errors import BadValues, Differs
 from deploy.layout import Layout
 from tests.agent.target import BASE_FILES, SITE, Target
 
@@ -82,8 +84,14 @@ class Bench:
         self.git("commit", "-qm", "x")
         return self.git("rev-parse", "HEAD")
 
-    def run(self, verb: Verb, **options: Any) -> Any:
-        [visit] = flow.run("mine", self.to, Request(verb=verb, options=options), self.layout)
+    def run(self, verb: Verb, *, worktree: bool = False, **options: Any) -> Any:
+        request = Request(verb=verb, options=options)
+        [visit] = flow.run("mine", self.to, request, self.layout, worktree=worktree)
+        return visit
+
+    def deploy(self, *, worktree: bool = False) -> Any:
+        request = Request(verb=Verb.DEPLOY)
+        [visit] = flow.deploy("mine", self.to, request, self.layout, worktree=worktree)
         return visit
 
 
@@ -221,3 +229,100 @@ def test_a_local_target_leaves_what_it_found_to_the_report(
     assert refused.exit == 6
     assert CORE in report.visit_text(refused)
     assert CORE not in capfd.readouterr().err
+
+
+def test_what_is_of_the_work_tree_says_so_and_is_not_handed_in(bench: Bench) -> None:
+    flow.lock("mine", bench.layout)
+    locked = bench.deploy()
+    reporting.write("mine", layout=bench.layout)
+    bench.write(CORE, b"V = 'not committed'\n")
+
+    edited = bench.deploy(worktree=True)
+
+    assert "equal to the commit" in report.visit_text(locked)
+    assert "work tree" not in report.visit_text(locked)
+    said = report.visit_text(edited)
+    assert "verify: " in said.splitlines()[0]
+    assert "of the work tree (not committed, not locked)" in said.splitlines()[0]
+    assert "equal to the work tree (not committed, not locked)" in said
+    assert "equal to the commit" not in said
+    [told] = report.visits_json([edited])["targets"]
+    assert told["worktree"] is True
+    [path] = bench.layout.out_of("mine").glob("evidence*.json")
+    assert json.loads(path.read_text())["worktree"] is True
+    with pytest.raises(Differs, match="is of the work tree"):
+        reporting.write("mine", layout=bench.layout)
+
+
+def test_a_report_is_of_the_locked_plan_only(bench: Bench) -> None:
+    flow.lock("mine", bench.layout)
+    bench.deploy()
+    bench.write(CORE, b"V = 'newer'\n")
+    bench.head = bench.commit()
+    bench.describe()
+    flow.lock("mine", bench.layout)
+
+    with pytest.raises(Differs, match="another plan"):
+        reporting.write("mine", layout=bench.layout)
+    assert bench.deploy().exit == 0
+    found, _ = reporting.write("mine", layout=bench.layout)
+
+    assert page.headline(found).startswith("Gates 1")
+
+
+def test_a_restore_takes_the_proof_with_it(bench: Bench) -> None:
+    flow.lock("mine", bench.layout)
+    bench.deploy()
+    before, _ = reporting.write("mine", layout=bench.layout)
+    assert bench.run(Verb.RESTORE).exit == 0
+
+    after, paths = reporting.write("mine", layout=bench.layout)
+
+    assert f"{bench.to} was verified at 20" in before["known"]
+    assert page.headline(after) == "Nothing was verified yet."
+    assert "was restored at 20" in after["known"]
+    assert "not verified since" in paths[1].read_text().split("## Gates")[0]
+    assert "not verified since" in paths[2].read_text()
+    bench.deploy()
+    again, _ = reporting.write("mine", layout=bench.layout)
+    assert page.headline(again) == page.headline(before)
+
+
+@pytest.mark.parametrize("loss", ["edited", "gone", "other bundles", "manifest"])
+def test_the_locked_bundle_undoes_whatever_became_of_the_source(bench: Bench, loss: str) -> None:
+    original = bench.target.read(CORE)
+    flow.lock("mine", bench.layout)
+    assert bench.deploy().exit == 0
+    if loss in ("edited", "other bundles"):
+        bench.write(CORE, b"V = 'not committed'\n")
+    if loss == "other bundles":
+        assert bench.deploy(worktree=True).exit == 0
+        assert len(list(bench.layout.out.glob("mine-*.pyz"))) == 2
+    if loss == "gone":
+        shutil.rmtree(bench.repo)
+    if loss == "manifest":
+        bench.describe(ACCEPT.format(sha="0" * 64))
+
+    undone = bench.run(Verb.RESTORE)
+
+    assert (undone.exit, bench.target.read(CORE)) == (0, original)
+
+
+def test_a_work_tree_is_verified_and_undone_without_a_lock(bench: Bench) -> None:
+    original = bench.target.read(CORE)
+    bench.write(CORE, b"V = 'not committed'\n")
+    assert bench.deploy(worktree=True).exit == 0
+
+    assert bench.run(Verb.VERIFY, worktree=True).exit == 0
+    assert bench.run(Verb.RESTORE, worktree=True).exit == 0
+    assert bench.target.read(CORE) == original
+
+
+def test_a_lock_leaves_no_older_bundle_to_upload(bench: Bench) -> None:
+    flow.lock("mine", bench.layout)
+    bench.write(CORE, b"V = 'newer'\n")
+    bench.head = bench.commit()
+    bench.describe()
+    flow.lock("mine", bench.layout)
+
+    assert len(list(bench.layout.out.glob("mine-*.pyz"))) == 1
