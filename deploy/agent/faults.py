@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .launch import Launch, words
+from .launch import Launch, options, words
 from .roles import Role
 from .words import printable
 
@@ -75,6 +75,7 @@ def after_start(
         *_hidden(seen),
         *_record(seen, plan, receipt),
         *_command(server, launch),
+        *_interpreter(server, launch),
         *_environment(server),
         *_code(server),
         *(_answers(seen, launch) if asked else ()),
@@ -200,6 +201,27 @@ def _command(server: Mapping[str, Any], launch: Launch) -> Iterator[Fault]:
     if launch.dir and server["folder"] != launch.dir:
         text = f"it works in {printable(server['folder'])}, locked is {launch.dir}"
         yield Fault(what="folder", text=text)
+
+
+def _interpreter(server: Mapping[str, Any], launch: Launch) -> Iterator[Fault]:
+    row = server["interpreter"] or {"state": "not asked"}
+    if row["state"] == "other":
+        text = (
+            f"it runs {printable(row['found'])}, base.python is {printable(row['wanted'])}:"
+            " it may import another package"
+        )
+        yield Fault(what="interpreter", text=text)
+    elif row["state"] == "unknown":
+        found, wanted = (printable(row[key]) or "not to be seen" for key in ("found", "wanted"))
+        text = f"cannot tell whether its interpreter ({found}) is base.python ({wanted})"
+        yield Fault(what="interpreter", text=text, warning=True)
+    locked = list(options(launch.argv))
+    if server["options"] != locked:
+        text = (
+            "its interpreter's options are not the locked ones:"
+            f" {_difference(locked, server['options'])}: it may run other bytecode"
+        )
+        yield Fault(what="interpreter", text=text)
 
 
 def _difference(wanted: Sequence[str], found: Sequence[str]) -> str:

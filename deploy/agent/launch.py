@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,7 @@ RECORD = "run.json"
 LOG = "serve.log"
 _PORT = 8000  # the manifest's default, which its meaning leaves out
 _COMMAND = ("vllm", "serve")
+_HARMLESS = re.compile(r"-[uBqvsP]+")
 _FOUND = frozenset({"pid", "start_ticks", "boot_id", "plan", "argv", "started"})
 
 
@@ -202,14 +204,29 @@ def words(argv: tuple[str, ...]) -> tuple[str, ...]:
 
     ``/usr/bin/python3 /usr/local/bin/vllm serve M`` was typed as ``vllm serve M``.
     """
-    if argv and os.path.basename(argv[0]).startswith(("python", "pypy")):
-        index = 1
-        while index < len(argv) and argv[index].startswith("-") and argv[index] != "-m":
-            index += 2 if argv[index] in ("-X", "-W") else 1
-        argv = argv[index:]
+    argv = argv[_program(argv) :]
     if argv and argv[0] != "-m":
         return (os.path.basename(argv[0]), *argv[1:])
     return argv
+
+
+def options(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the options of a command line's interpreter which may decide what code runs.
+
+    Left out are those that cannot: -u -B -q -v, and -s -P, which take away folders of a user's.
+    """
+    given = argv[1 : _program(argv)]
+    return tuple(word for word in given if not _HARMLESS.fullmatch(word))
+
+
+def _program(argv: tuple[str, ...]) -> int:
+    """Return where the program stands, behind its interpreter and that one's options."""
+    if not argv or not os.path.basename(argv[0]).startswith(("python", "pypy")):
+        return 0
+    index = 1
+    while index < len(argv) and argv[index].startswith("-") and argv[index] != "-m":
+        index += 2 if argv[index] in ("-X", "-W") else 1
+    return index
 
 
 def _run(folder: str, raw: Mapping[str, Any]) -> Run:

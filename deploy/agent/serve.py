@@ -7,6 +7,7 @@ and start, never by a name.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import faults, health, log, machine, oom, service
+from . import faults, health, interpreter, log, machine, oom, service
 from .bring import bring
 from .faults import Fault
 from .launch import Launch, NoRecord, Run, read_run, record
@@ -238,6 +239,8 @@ def wanted_of(call: Call) -> service.Wanted:
         },
         receipt=named,
         deployed=deployed,
+        # Once for all looks of a call: a measured run is looked at again and again.
+        python=functools.cache(lambda: interpreter.of_service(call)),
     )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import device, health, log, machine, maps, oom, ports
-from .launch import Launch, Run, read_run, words
+from . import device, health, interpreter, log, machine, maps, oom, ports
+from .interpreter import Interpreter
+from .launch import Launch, Run, options, read_run, words
 from .proc import CannotTell
 from .roles import Role
 
@@ -44,7 +45,7 @@ class Wanted:
 
     `site`, `launch.dir` and `launch.model` are paths of this machine; `libraries` is path below the
     site -> sha256 of each planned extension; `receipt` names the last deploy by the sha256
-    of its record, and `deployed` is its time.
+    of its record, and `deployed` is its time. `python` asks base.python what it really is.
     """
 
     launch: Launch
@@ -54,6 +55,7 @@ class Wanted:
     libraries: Mapping[str, str] | None = None
     receipt: str = ""
     deployed: float = 0.0  # seconds since the epoch
+    python: Callable[[], Interpreter | None] | None = None
 
 
 def observe(
@@ -82,9 +84,7 @@ def observe(
     }
 
 
-def _looked(
-    wanted: Wanted, run: Run | None
-) -> tuple[machine.Snapshot, dict[str, Any] | None]:
+def _looked(wanted: Wanted, run: Run | None) -> tuple[machine.Snapshot, dict[str, Any] | None]:
     """Look at the machine and its server: anew, where that ended while it was looked at.
 
     What /proc says of a process that ends is no fault: no folder, and an environment without a
@@ -150,13 +150,17 @@ def _run(run: Run | None) -> dict[str, Any] | None:
 def _describe(server: machine.Process, seen: machine.Snapshot, wanted: Wanted) -> dict[str, Any]:
     """Say what the processes of one server run: words, folder, environment, mapped libraries."""
     members = [process.pid for process in seen.family(server.pid) if not process.zombie]
+    folder, environment = machine.working_folder(server.pid), machine.environment(server.pid)
+    runs = interpreter.of_process(server.pid, server.argv, environment, folder)
     return {
         "pid": server.pid,
         "start_ticks": server.start,
         "members": members,
         "words": list(words(server.argv)),
-        "folder": machine.working_folder(server.pid),
-        "environment": _environment(machine.environment(server.pid), wanted),
+        "options": list(options(server.argv)),
+        "interpreter": interpreter.document(runs, wanted.python()) if wanted.python else None,
+        "folder": folder,
+        "environment": _environment(environment, wanted),
         "mapped": _mapped(members, wanted),
         "installed": _installed(wanted),
         "started": seen.booted + server.start / machine.TICKS,

@@ -111,8 +111,8 @@ def test_memory_that_nobody_here_holds_is_held_outside() -> None:
 def test_a_full_card_of_one_healthy_server_is_no_fault() -> None:
     looked = seen("96%", "0%")
     looked["server"] = {
-        "pid": 7, "members": [7], "words": [], "folder": "", "environment": [], "mapped": [],
-        "installed": [], "started": 0.0, "deployed": 0.0,
+        "pid": 7, "members": [7], "words": [], "options": [], "interpreter": None, "folder": "",
+        "environment": [], "mapped": [], "installed": [], "started": 0.0, "deployed": 0.0,
     }  # fmt: skip
     looked["run"] = {"pid": 7, "state": "running", "plan": "", "receipt": ""}
     looked["listeners"] = [{"address": "127.0.0.1", "port": 1, "pids": [7]}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from deploy.agent import faults, launch, machine, proc, serve, service
+from deploy.agent import faults, interpreter, launch, machine, proc, serve, service
 from deploy.agent.launch import Launch, Run
 from deploy.agent.service import Wanted
 
@@ -46,12 +47,13 @@ class Bench:
     started: list[subprocess.Popen[bytes]] = dataclasses.field(default_factory=list)
 
     def start(self, *, record: bool = True, env: dict[str, str] | None = None, cwd: str = "",
-              argv: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:  # fmt: skip
+              argv: tuple[str, ...] = (), python: tuple[str, ...] = (sys.executable,),
+              ) -> subprocess.Popen[bytes]:  # fmt: skip
         locked = self.wanted.launch
         words = argv or locked.argv
         log = (self.folder / "serve.log").open("ab")
         child = subprocess.Popen(
-            (sys.executable, str(STANDIN), *words[1:]),
+            (*python, str(STANDIN), *words[1:]),
             cwd=cwd or locked.dir,
             env={"PATH": os.environ["PATH"], "STANDIN_LIBRARY": str(self.library)}
             | dict(locked.env) | (env or {}),
@@ -128,6 +130,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         Wanted(
             launch=locked, site=str(site), package="vllm", plan=PLAN,
             libraries={"vllm/_C.abi3.so": sha}, receipt="r1",
+            python=lambda: interpreter.of_process(os.getpid(), (sys.executable,), {}, "/"),
         ),
     )  # fmt: skip
     yield made
@@ -371,6 +374,74 @@ def test_another_working_folder_is_found(bench: Bench, tmp_path: Path) -> None:
     bench.start(cwd=str(tmp_path))
 
     assert bench.found() == ["folder"]
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> Path:
+    """Another venv of the very interpreter that runs the tests: one file, two sites."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    return tmp_path / "venv"
+
+
+def test_a_venv_of_the_same_interpreter_is_another_interpreter(bench: Bench, venv: Path) -> None:
+    bench.start(python=(str(venv / "bin" / "python3"),))
+
+    assert bench.found() == ["interpreter"]
+    assert f"of {venv}, base.python is " in bench.texts()
+
+
+def test_another_file_is_another_interpreter(bench: Bench, tmp_path: Path) -> None:
+    copy = tmp_path / "python3"
+    shutil.copy(os.path.realpath(sys.executable), copy)
+    home = {"PYTHONHOME": sys.base_prefix, "LD_LIBRARY_PATH": f"{sys.base_prefix}/lib"}
+    bench.start(python=(str(copy),), env=home)
+
+    assert bench.found() == ["environment", "interpreter"]
+    assert f"it runs {copy}, " in bench.texts()
+
+
+@pytest.mark.parametrize("name", ["bin/python", "bin/python3", "linked/bin/python", "bare"])
+def test_every_name_of_a_venvs_interpreter_is_that_interpreter(
+    bench: Bench, venv: Path, name: str
+) -> None:
+    (venv / "linked").symlink_to(venv)
+    program, path = ("python3", f"/nowhere:{venv}/bin") if name == "bare" else (venv / name, "")
+    env = {"PATH": f"{path}:{os.environ['PATH']}"}
+    argv = (str(venv / "bin" / "python"), "-c", "input()")
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as base:
+        found = interpreter.of_process(base.pid, argv, {}, "/")
+        base.communicate(b"\n")
+    bench.wanted = dataclasses.replace(bench.wanted, python=lambda: found)
+    bench.start(python=("/usr/bin/env", str(program)), env=env)
+
+    assert found is not None
+    assert found.venv == str(venv)
+    assert bench.found() == []
+
+
+def test_an_interpreter_that_cannot_be_told_only_warns(bench: Bench) -> None:
+    bench.wanted = dataclasses.replace(bench.wanted, python=lambda: None)
+    bench.start()
+
+    assert bench.found() == ["(interpreter)"]
+
+
+def test_options_of_the_interpreter_that_are_not_locked_are_found(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.start(python=(sys.executable, "-u", "-X", f"pycache_prefix={tmp_path}", "-sO"))
+
+    assert bench.found() == ["interpreter"]
+    assert f"has -X pycache_prefix={tmp_path} -sO: it may run other bytecode" in bench.texts()
+
+
+def test_harmless_and_locked_options_of_the_interpreter_are_no_fault(bench: Bench) -> None:
+    argv = ("/usr/bin/python3", "-O", *bench.wanted.launch.argv)
+    locked = dataclasses.replace(bench.wanted.launch, argv=argv)
+    bench.start(python=(sys.executable, "-u", "-sB", "-O"))
+    bench.wanted = dataclasses.replace(bench.wanted, launch=locked)
+
+    assert bench.found() == []
 
 
 def test_health_alone_is_not_readiness(bench: Bench) -> None:

@@ -179,6 +179,23 @@ def test_a_service_is_started_seen_and_stopped_by_the_bundle_alone(target: Targe
 
 
 @pytest.mark.slow
+def test_base_python_is_what_it_starts_and_no_other_venv(target: Target, tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    code, _, said = target.start()
+    assert code == 0, said
+
+    code, evidence, _ = target.run("service", "--python", str(script))
+    assert (code, evidence["service"]["faults"]) == (0, [])
+    code, evidence, _ = target.run("service", "--python", str(tmp_path / "venv" / "bin" / "python"))
+    assert (code, [row["what"] for row in evidence["service"]["faults"]]) == (10, ["interpreter"])
+    code, evidence, _ = target.run("service", "--python", "/nowhere/python")
+    assert (code, [row["warning"] for row in evidence["service"]["faults"]]) == (0, [True])
+
+
+@pytest.mark.slow
 def test_a_service_survives_the_terminal_that_started_it(target: Target) -> None:
     target.start("--ready", "0")
     pid = target.pid()
