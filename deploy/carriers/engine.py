@@ -447,9 +447,9 @@ def open_engine(url: str = "", *, patience: float = _PATIENCE) -> Iterator[Engin
 
     import docker
 
-    options = docker.utils.kwargs_from_env()
-    options["base_url"] = where = url or options.get("base_url") or SOCKET
+    where = url or os.environ.get("DOCKER_HOST") or SOCKET
     try:
+        options: dict[str, Any] = {**docker.utils.kwargs_from_env(), "base_url": where}
         _knock(where)
         version = _api_version(options)
         client = docker.APIClient(version=version, timeout=cast(Any, patience), **options)
@@ -459,7 +459,8 @@ def open_engine(url: str = "", *, patience: float = _PATIENCE) -> Iterator[Engin
             why=str(err),
             fix="update it: 20.10 and newer are known to work",
         ) from err
-    except (docker.errors.DockerException, OSError) as err:
+    # ValueError: an address that is none, or an answer that no engine gives.
+    except (docker.errors.DockerException, OSError, ValueError) as err:
         raise Unreachable(
             f"no container engine answers at {where}",
             why=_innermost(err),
@@ -470,8 +471,13 @@ def open_engine(url: str = "", *, patience: float = _PATIENCE) -> Iterator[Engin
 
 
 def _knock(where: str) -> None:
-    """Raise OSError when nobody listens at a socket: the SDK would hide why, and leak one."""
+    """Raise OSError when nobody listens at a socket: the SDK would hide why, and leak one.
+
+    Raises ValueError for a pipe of Windows, which the SDK does not refuse but trips over.
+    """
     kind, _, path = where.partition("://")
+    if kind == "npipe":
+        raise ValueError("a named pipe is there on Windows only")
     if kind in ("unix", "http+unix"):
         with socket.socket(socket.AF_UNIX) as knock:
             knock.settimeout(_HELLO)

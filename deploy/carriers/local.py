@@ -158,13 +158,17 @@ def parse_local(text: str) -> Local:
     """Return the carrier of ``local:ROOT``.
 
     Raises:
-        BadValues: the folder does not exist.
+        BadValues: the folder does not exist, or no folder can have this name.
     """
-    root = Path(text).expanduser()
-    if not root.is_dir():
-        raise BadValues(
-            f"there is no target local:{text}",
-            why=f"{root} is not a folder",
-            fix="name a folder that is there; `./inv reproduce` lays one for a wheel's manifest",
-        )
-    return Local(root.resolve())
+    try:
+        root = Path(text).expanduser()
+        if root.is_dir():
+            return Local(root.resolve())
+        why = f"{root} is not a folder"
+    except (OSError, RuntimeError) as err:  # a name too long, a user that has no home
+        why = getattr(err, "strerror", "") or str(err)
+    raise BadValues(
+        f"there is no target local:{text}",
+        why=why,
+        fix="name a folder that is there; `./inv reproduce` lays one for a wheel's manifest",
+    )

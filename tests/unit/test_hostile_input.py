@@ -20,6 +20,7 @@ import pytest
 from deploy import bundle as bundles
 from deploy import listing, report
 from deploy.agent.words import Verb
+from deploy.carriers.local import parse_local
 from deploy.difference import Side, unified
 from deploy.errors import BadValues, StaleLock
 from deploy.evidence import Evidence, parse
@@ -158,6 +159,14 @@ def test_what_is_no_file_of_a_fit_size_is_refused_and_not_waited_for(
     assert done.returncode == (4 if what == "lock" else 2), done.stderr
     assert len(done.stdout.splitlines()) == 3
     assert UNFIT[make] in done.stdout
+
+
+@pytest.mark.parametrize("root", ["/" + "a/" * 3000, "b" * 6000, "~nobody-of-that-name/root"])
+def test_a_folder_that_nobody_can_have_is_no_target(root: str) -> None:
+    with pytest.raises(BadValues) as caught:
+        parse_local(root)
+
+    assert len(str(caught.value).splitlines()) == 3
 
 
 def bomb(path: Path, declared: int, packed: bytes) -> None:
