@@ -16,6 +16,7 @@ from deploy.agent.words import BundleError, Exit, Verb
 from deploy.bundle import Bundle
 from deploy.carriers import Request
 from deploy.carriers.local import Local, lay_root
+from deploy.errors import BadValues
 from deploy.layout import HERE, Layout
 
 _REPRODUCE = """
@@ -104,3 +105,18 @@ def test_a_root_that_a_killed_call_left_half_laid_goes(tmp_path: Path) -> None:
         fill=lambda place: place.mkdir(),
     )
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["root", "rootless"]
+
+
+def test_a_source_that_is_not_there_is_said_before_git_is_asked(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    layout.manifest("x").parent.mkdir()
+    layout.manifest("x").write_text(
+        "schema: 1\nname: x\nbase: {python: /usr/bin/python3, site: /s}\n"
+        f"source: {{git: gone, base: {'1' * 40}, head: {'2' * 40}, package: vllm}}\n"
+        'overlay: {include: ["vllm/**"]}\n'
+    )
+    for worktree in (False, True):
+        with pytest.raises(BadValues) as caught:
+            flow.plan("x", layout, worktree=worktree)
+        assert caught.value.what == f"source.git {layout.top / 'gone'} is not there"
+        assert "git fsck" not in caught.value.fix
