@@ -41,7 +41,8 @@ def files(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
     if json:
         show_json({"schema": "files/1", "path": str(path), "changed": changed})
     else:
-        print(f"{path} {'written' if changed else 'unchanged'}: now run `./inv lock`")
+        done = "written" if changed else "unchanged"
+        print(f"{path} {done}: now run `./inv lock -n {path.stem}`")
     return 0
 
 

@@ -172,6 +172,35 @@ def test_an_input_that_diverged_is_named_and_shown_not_only_digested(layout: Lay
     assert "dist-info/RECORD" in caught.value.why
 
 
+def test_a_listing_that_came_after_the_lock_is_named_with_the_command(layout: Layout) -> None:
+    where = f"local:{layout.out_of('tiny') / 'root'}"
+    flow.run("tiny", where, Request(verb=Verb.RESTORE), layout)
+    path, _ = flow.list_base("tiny", where, layout)
+
+    with pytest.raises(StaleLock, match=r"inputs\.base_files") as caught:
+        verify(layout)
+
+    assert "`./inv lock -n tiny`" in caught.value.fix
+    assert path.name == "tiny.files"
+    assert "tiny.files, a vendor's listing" in caught.value.fix
+
+
+def test_a_kernel_source_that_the_manifest_ignores_is_named_with_its_reason(
+    layout: Layout,
+) -> None:
+    manifest = layout.manifest("tiny")
+    text = manifest.read_text()
+    ignored = '  ignore:\n    "csrc/**": built by others\n'
+    manifest.write_text(text.replace("  ignore:\n", ignored))
+    flow.lock("tiny", layout)
+    visit, _ = flow.reproduce("tiny", layout)
+
+    assert {gate.verdict for gate in visit.gates[1:4]} == {Verdict.NOT_APPLICABLE}
+    [reason] = {gate.reason for gate in visit.gates[1:4]}
+    assert reason.startswith("kernel source csrc/")
+    assert reason.endswith(" is ignored by the manifest: built by others")
+
+
 def test_a_template_that_changed_since_the_lock_is_named_by_its_script(layout: Layout) -> None:
     pinned = read_lock(layout.lock("tiny"))
     scripts = {**pinned.inputs["scripts"]}
