@@ -283,17 +283,26 @@ def _bytecode_work(
     return make, gone
 
 
-def refuse_conflicts(conflicts: Iterable[Conflict]) -> None:
+def refuse_conflicts(conflicts: Iterable[Conflict], *, restoring: bool = False) -> None:
     """Raise Refused naming every conflict with its three digests."""
     listed = list(conflicts)
     if not listed:
         return
     lines = "".join(f"\n    {_line(conflict)}" for conflict in listed)
+    fix = (
+        "look at these files; accept a vendor's by name in the manifest, restore the others, or"
+        " --replace-drift FILE (its bytes are kept, and a restore gives them back)"
+    )
+    if restoring:  # which writes none of a plan's files, and so has nothing to replace them with
+        fix = (
+            "look at these files; put back what was deployed, or `deploy --replace-drift FILE`"
+            " (its bytes are kept) and restore then, which gives those bytes back"
+        )
+    are = "file is" if len(listed) == 1 else "files are"
     raise Refused(
-        f"{len(listed)} file(s) are neither what the plan assumes nor what it promises",
+        f"{len(listed)} {are} neither what the plan assumes nor what it promises",
         why=f"somebody else changed them, or the target has another base:{lines}",
-        fix="look at these files; accept a vendor's by name in the manifest, restore the others, or"
-        " --replace-drift FILE (its bytes are kept, and a restore gives them back)",
+        fix=fix,
     )
 
 

@@ -378,7 +378,8 @@ usage: python3 BUNDLE check|deploy|verify|restore|facts|status|files [options]
   --recompile        verify by compiling everything afresh
   --timeout SECONDS  for every child process (default: 120)
   --all              (verify) audit the whole package: ours, base, vendor or foreign
-  --replace-drift FILE  (deploy) replace this file although somebody changed it; may be repeated
+  --replace-drift FILE  (deploy) replace this file although somebody changed it; may be repeated;
+                     a restore gives the changed file back
 
   --expect clean     (service) anything left of a server is a fault; or running
   --full             (service) hash the model's shards too

@@ -339,7 +339,7 @@ def restore(call: Call) -> None:
             return
         judged = judge(tree, None, receipt, {})
         _note(call, judged, receipt)
-        refuse_conflicts(judged.conflicts)
+        refuse_conflicts(judged.conflicts, restoring=True)
         if request.plan:
             _refuse_running(call, judged)
         carry_out(draft_restore(tree, judged, receipt), lock, watch, _who(call), call.say)

@@ -149,8 +149,14 @@ def test_restore_refuses_when_somebody_edited_a_deployed_file(target: Target) ->
 
     assert outcome.code == 6
     assert "pack/core.py" in outcome.err
+    assert "1 file is neither" in outcome.err
     assert target.snapshot() == before
     assert target.run(bundle, "status").evidence["met"] == "drifted"
+    # The way that is named leads there: a restore itself has no such flag.
+    assert "`deploy --replace-drift FILE`" in outcome.err.split("fix:")[1]
+    assert target.run(bundle, "deploy", "--replace-drift", "pack/core.py").code == 0
+    assert target.run(bundle, "restore").code == 0
+    assert (target.top / "pack/core.py").read_bytes() == b"edited since\n"
 
 
 def test_a_mode_only_change_is_made_on_a_new_inode_so_a_package_cache_stays_clean(
