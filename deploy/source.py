@@ -251,17 +251,22 @@ def _changes(
 def _refuse(repo: Path, faults: list[str], unclassed: list[str]) -> None:
     if faults:
         raise BadValues(
-            f"{len(faults)} changed files in {repo} cannot be deployed",
+            f"{_files(len(faults))} in {repo} cannot be deployed",
             why="; ".join(faults),
             fix="mend them in a new commit, or ignore them in the manifest with a reason",
         )
     if unclassed:
+        are = "is" if len(unclassed) == 1 else "are"
         raise BadValues(
-            f"{len(unclassed)} changed files in {repo} are in no class",
+            f"{_files(len(unclassed))} in {repo} {are} in no class",
             why="no rule of the manifest speaks of: " + ", ".join(unclassed),
             fix="add each to overlay.include (installed), to the kernel sources (compiled), or to "
             "overlay.ignore with a reason",
         )
+
+
+def _files(count: int) -> str:
+    return f"{count} changed file{'' if count == 1 else 's'}"
 
 
 def _name(raw: bytes) -> tuple[str, str]:

@@ -64,8 +64,9 @@ class Survey:
         """Return the survey if only these globs are dirty; raise BadValues naming the rest."""
         rest = [f for f in self.found if first_match(may_be_dirty, f.path) is None]
         if rest:
+            hold = "1 file holds" if len(rest) == 1 else f"{len(rest)} files hold"
             raise BadValues(
-                f"the work tree {self.top} is dirty: {len(rest)} files hold what no commit has",
+                f"the work tree {self.top} is dirty: {hold} what no commit has",
                 why=", ".join(map(str, rest)),
                 fix="commit them and name that commit as head, remove them, or list them in "
                 "source.may_be_dirty",

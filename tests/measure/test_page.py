@@ -154,6 +154,12 @@ def test_the_headline_says_how_far_the_proof_goes(until: int, said: str) -> None
     assert said in page.headline(found)
 
 
+def test_the_headline_counts_one_gate_as_one() -> None:
+    found = page.document(name="x", identities={}, evidence={"gates": gates(2)}, environment=[])
+
+    assert page.headline(found) == "Gate 1 passed; not reached from gate 2 on."
+
+
 def test_a_failed_gate_is_the_headline_and_stands_under_the_limits() -> None:
     rows = gates()
     rows[4].update(verdict="failed", faults=["a second server listens"])

@@ -416,9 +416,19 @@ def test_every_path_that_has_no_class_is_listed(repo: Repo) -> None:
 
     error = refused(repo, base, repo.commit())
 
+    assert error.what.startswith("2 changed files in ")
     assert "README.md, docs/x.md" in error.why
     assert "vllm/b.py" not in error.why
     assert "overlay.ignore" in error.fix
+
+
+def test_one_path_that_has_no_class_is_one_file(repo: Repo) -> None:
+    base = based(repo)
+    repo.write("README.md", "1")
+
+    error = refused(repo, base, repo.commit())
+
+    assert error.what == f"1 changed file in {repo.folder} is in no class"
 
 
 def test_each_path_lands_in_the_class_of_its_rule(repo: Repo) -> None:

@@ -88,6 +88,15 @@ def test_a_clean_checkout_says_nothing(repo: Checkout) -> None:
     assert (found.dirty, found.notes) == ((), ())
 
 
+def test_one_file_holds_and_two_files_hold(repo: Checkout) -> None:
+    repo.write("vllm/b.py", "B = 3\n")
+    with pytest.raises(BadValues, match="is dirty: 1 file holds what"):
+        repo.delta()
+    repo.write("csrc/new.cu", "1")
+    with pytest.raises(BadValues, match="is dirty: 2 files hold what"):
+        repo.delta()
+
+
 def test_modified_and_untracked_files_are_all_named_by_class(repo: Checkout) -> None:
     repo.write("vllm/b.py", "B = 3\n")
     repo.write("vllm/untracked.py", "1")
