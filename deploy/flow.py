@@ -450,6 +450,8 @@ def _link(link: str, was: str, now: str) -> dict[str, str]:
 def _suspect(link: str) -> str:
     if link.startswith("inputs.scripts"):
         return "a template below docker/ changed since the lock: run `./inv lock` if that is meant"
+    if link.startswith("inputs.base_files"):
+        return "did manifests/NAME.files come or change since? run `./inv lock -n NAME` if meant"
     return _SUSPECTS.get(link, _ANY_SUSPECT)
 
 

@@ -129,12 +129,6 @@ def _commits(
             why=f"manifests/{manifest.name}.yaml names it, and there is no such folder",
             fix="clone it there, or name the folder where it is",
         )
-    if not repo.exists():
-        raise BadValues(
-            f"source.git {repo} is not there",
-            why=f"manifests/{manifest.name}.yaml names it, and there is no such folder",
-            fix="clone it there, or name the folder where it is",
-        )
     head = _head(repo, manifest) if worktree else wanted.head
     return repo, wanted.base, head, None
 
