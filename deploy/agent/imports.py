@@ -80,9 +80,32 @@ def _verdict(
         return {"state": "not probed", "file": None, "why": why, "mend": mend}
     found = said["spec"].get("origin")
     if found and _same_file(found, wanted):
+        cause = _bent(tree, package, said["spec"])
+    else:
+        cause = _cause(tree, package, said, setting)
+    if cause is None:
         return {"state": "ok", "file": found, "why": "", "mend": ""}
-    cause = _cause(tree, package, said, setting)
     return {"state": "shadowed", "file": found, "why": cause.why, "mend": cause.mend}
+
+
+def _bent(tree: TreeReader, package: str, spec: Mapping[str, Any]) -> Cause | None:
+    """Say what is wrong with a package of the right origin: what is read of it, or where below."""
+    first = next(iter(spec["places"] or []), "")
+    mend = "find what installs that: a .pth file of a folder on sys.path, or sitecustomize"
+    if not _same_file(first, tree.visible(package)):
+        return Cause(f"what lies below {package} is looked for in {first or 'no folder'}", mend)
+    if not spec["plain"]:
+        return Cause(f"{spec['loader']} gives its code, which need not be that of the file", mend)
+    return None
+
+
+def strangers(answers: Mapping[str, Any]) -> dict[str, str]:
+    """Return the modules of the plan whose import finds something else, and what."""
+    told: dict[str, str] = {}
+    for place, said in sorted(answers.items()):
+        for path, why in said.get("strangers", {}).items():
+            told.setdefault(path, f"from {place}: {why}")
+    return told
 
 
 def _cause(tree: TreeReader, package: str, said: Mapping[str, Any], setting: Setting) -> Cause:
@@ -104,7 +127,9 @@ def _cause(tree: TreeReader, package: str, said: Mapping[str, Any], setting: Set
             f"the zip archive {archive} holds a {package}/ and comes first",
             f"take {archive} off sys.path ({_who_adds(tree, archive, said, setting).why})",
         )
-    entry = os.path.dirname(os.path.dirname(origin)) or "/"
+    # PACKAGE.py lies in the folder itself, PACKAGE/__init__.py in one below it.
+    above = os.path.dirname(origin)
+    entry = (os.path.dirname(above) if spec.get("places") is not None else above) or "/"
     on_path = [_clean(p or said["cwd"]) for p in said["path"]]
     if entry not in on_path and _clean(entry) not in on_path:
         return _finder(tree, package, origin, said)

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any
 
 from .blobs import Blobs, ZipBlobs
-from .plan import Plan
+from .plan import Plan, PlannedFile
 from .probe import Probe
 from .tree import TreeReader, TreeWriter
 from .words import (
@@ -120,6 +120,7 @@ class Call:
         kind = TreeWriter if request.verb.writes else TreeReader
         self.tree = kind(request.root, request.site)
         self.probe: Probe | None = None
+        self.strangers: dict[str, str] = {}  # modules whose import finds something else -> why
         self.audit: Audit | None = None
 
     def say(self, line: str) -> None:
@@ -172,7 +173,12 @@ class Call:
             env_script=request.env_script,
             launch_dir=request.launch_dir,
             env=request.env,
+            modules=[entry.path for entry in self._asked() if entry.compiled],
         )
+
+    def _asked(self) -> tuple[PlannedFile, ...]:
+        # Before a deploy, the modules are not there yet.
+        return self.plan.files if self.request.verb is Verb.VERIFY else ()
 
     def begin_audit(self) -> None:
         """Let threads read the whole package while the rest of the agent is being loaded."""
@@ -181,13 +187,14 @@ class Call:
         self.audit = Audit(self.tree, self.plan, self.request.base_files, self.request.listing)
 
     def _note_imports(self, first: dict[str, Any], answers: dict[str, Any]) -> None:
-        from .imports import Setting, origins, traps
+        from .imports import Setting, origins, strangers, traps
 
         request = self.request
         dist = str(request.base_files.get("record", "")).partition(".dist-info/")[0]
         setting = Setting(os.environ, request.env, request.env_script, dist.rpartition("-")[0])
         asked = (self.tree, self.plan.package, first, answers, setting)
         self.evidence["origin"] = origins(*asked)
+        self.strangers = strangers(answers)
         self.evidence["traps"] = traps(*asked)
 
     def python(self) -> dict[str, str]:

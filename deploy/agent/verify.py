@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .plan import Plan, PlannedFile, State
@@ -49,12 +50,14 @@ def verify(
     python: Mapping[str, str],
     command: str,
     *,
+    strangers: Mapping[str, str] = MappingProxyType({}),
     recompile: bool = False,
     timeout: float = 300,
 ) -> tuple[list[Row], str]:
     """Return a row for every file of the plan, in its order, and the identity `tree` found.
 
-    `python` says what the service's interpreter is, `command` how to start it.
+    `python` says what the service's interpreter is, `command` how to start it; `strangers` names
+    the modules for which it finds something else than the file, and why.
     """
     rows: list[Row] = []
     doubt: list[tuple[int, str]] = []
@@ -64,6 +67,8 @@ def verify(
     for entry in plan.files:
         row, pyc = _look(tree, entry, receipt, python, recompile=recompile, pycs=pycs)
         row = _overshadowed(tree, entry, row, python["tag"], names)
+        if row.state is FileState.OK and entry.path in strangers:
+            row = row._replace(state=FileState.SHADOWED, why=printable(strangers[entry.path]))
         if pyc and row.state is FileState.OK:
             doubt.append((len(rows), pyc))
         rows.append(row)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy.agent.words import Exit
-from tests.agent.target import BASE_FILES, Target, difference
+from tests.agent.target import BASE_FILES, Target, difference, pythons
 
 TAG = sys.implementation.cache_tag
 CORE = f"pack/__pycache__/core.{TAG}.pyc"
@@ -191,3 +191,128 @@ def test_an_interrupted_verify_says_so_and_needs_no_person(target: Target) -> No
     assert agent.returncode == 130
     assert json.loads(out)["outcome"] == "interrupted"
     assert "Traceback" not in err
+
+
+FINDS_STALE = """\
+import importlib.util, sys
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "pack.core":
+            return importlib.util.spec_from_file_location(name, {stale!r})
+sys.meta_path.insert(0, Finder)
+"""
+OTHER_PLACES = """\
+import sys
+from importlib.machinery import PathFinder
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "pack":
+            spec = PathFinder.find_spec(name, path)
+            spec.submodule_search_locations.insert(0, {folder!r})
+            return spec
+sys.meta_path.insert(0, Finder)
+"""
+OTHER_LOADER = """\
+import sys
+from importlib.machinery import FileFinder, SourceFileLoader
+class Loader(SourceFileLoader):
+    def get_code(self, name):
+        if name == "pack.core":
+            return compile("V = 'stale'", self.path, "exec")
+        return super().get_code(name)
+sys.path_hooks.insert(0, FileFinder.path_hook((Loader, [".py"])))
+sys.path_importer_cache.clear()
+"""
+LOADED_BEFORE = """\
+import sys, types
+sys.modules["pack.core"] = module = types.ModuleType("pack.core")
+module.V = "stale"
+"""
+WHOLE = "pack/__init__.py"
+
+
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        (FINDS_STALE, {"pack/core.py": "/stale/core.py is imported in its place"}),
+        (
+            OTHER_PLACES,
+            {
+                WHOLE: "what lies below pack is looked for in ",
+                "pack/core.py": "/stale/core.py is imported in its place",
+            },
+        ),
+        (
+            OTHER_LOADER,
+            {
+                WHOLE: "Loader of hook gives its code",
+                "pack/core.py": "Loader of hook gives its code",
+                "pack/fresh/__init__.py": "Loader of hook gives its code",
+            },
+        ),
+        (LOADED_BEFORE, {"pack/core.py": "it was put into sys.modules"}),
+    ],
+)
+def test_what_a_pth_does_to_one_module_is_seen(
+    target: Target, tmp_path: Path, hook: str, said: dict[str, str]
+) -> None:
+    target.use(target.python, first=False)
+    bundle = target.usual()
+    assert target.run(bundle, "deploy").code == 0
+    stale = tmp_path / "stale/core.py"
+    stale.parent.mkdir()
+    stale.write_text("V = 'stale'\n")
+    target.write("hook.py", hook.format(stale=str(stale), folder=str(stale.parent)).encode())
+    assert target.states(bundle=bundle) == {}  # nobody loads it yet
+
+    target.write("hook.pth", b"import hook\n")
+    assert target.imported("pack.core") == "stale"  # the trap is real
+    outcome = target.run(bundle, "verify")
+    assert (outcome.code, outcome.states) == (10, dict.fromkeys(said, "shadowed"))
+    whys = {row["path"]: row.get("why", "") for row in outcome.evidence["files"]}
+    assert {path: why in whys[path] for path, why in said.items()} == dict.fromkeys(said, True)
+
+
+def test_a_module_beside_a_folder_that_lost_its_init_shadows_all_below(target: Target) -> None:
+    bundle = target.usual({"pack/deep/er/mod.py": b"V = 'ours'\n", "pack/core.py": b"V = 'ours'\n"})
+    target.write("pack/deep/__init__.py", b"")
+    assert target.run(bundle, "deploy").code == 0
+    (target.top / "pack/deep/__init__.py").unlink()
+    assert target.states(bundle=bundle) == {}  # a namespace folder below a namespace folder
+
+    target.write("pack/deep.py", b"")
+    assert target.imported("pack.deep.er.mod") == "ModuleNotFoundError"  # the trap is real
+    outcome = target.run(bundle, "verify")
+    assert (outcome.code, outcome.states) == (10, {"pack/deep/er/mod.py": "shadowed"})
+    assert "pack.deep is " in outcome.err
+    assert "/pack/deep.py, which is no package" in outcome.err
+
+
+@pytest.mark.parametrize("version", sorted(set(pythons()) - {"2.7", "3.6", "3.7", "3.8", "3.9"}))
+def test_no_alarm_for_what_an_import_finds_by_another_way(target: Target, version: str) -> None:
+    """A linked site, namespace folders, a package that was imported at the start, and scripts."""
+    files = {
+        "pack/core.py": b"V = 'ours'\n",
+        "pack/spaces/deep/mod.py": b"V = 'ours'\n",
+        "pack/tools.v2/run-it.py": b"print('no import names this')\n",
+        "pack/run-it.py": b"",
+        "pack/__main__.py": b"",
+        "pack/n\u00e4he.py": b"V = 'ours'\n",
+        "single.py": b"V = 'ours'\n",
+    }
+    link = target.root / "linked"
+    link.symlink_to(target.top)
+    target.use(pythons()[version], first=False)
+    hook = target.root.parent / "own/sitecustomize.py"
+    hook.write_text(hook.read_text().replace(str(target.top), str(link)))
+    target.write("start.pth", b"import pack.core\n")
+    bundle = target.usual(files)
+    assert target.run(bundle, "deploy").code == 0
+
+    assert target.imported("pack.spaces.deep.mod") == "ours"
+    for env in ({}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):
+        target.env.update(env)
+        outcome = target.run(bundle, "verify")
+        assert (outcome.code, outcome.states) == (0, {}), outcome.err
