@@ -145,6 +145,8 @@ def _with_kind(flag: inspect.Parameter, help: str) -> str:
 
 def _outcome(act: Callable[[], int | None], *, as_json: bool) -> int:
     _soften(sys.stdout, sys.stderr)
+    # A umask that takes the owner's own rights would lock the next call out of what this one makes.
+    os.umask(os.umask(0o077) & 0o077)
     try:
         code = _attempt(act, as_json=as_json)
         if sys.stdout:

@@ -82,6 +82,12 @@ def pause(_, so_long=0.0):
 def count(_, most=0, json=False):
     """Count."""
 
+@task(example="./inv leave --path FILE", help={"path": "where"})
+def leave(_, path=""):
+    """Leave a file."""
+    with open(path, "w") as file:
+        file.write("x")
+
 @task(example="./inv data")
 def data(_, json=False):
     """Print data."""
@@ -274,6 +280,15 @@ def test_an_out_that_is_no_folder_is_three_lines_and_no_traceback(checkout, word
         assert done.returncode == Exit.UNFIT
         assert done.stderr.startswith(f"cannot use {checkout}/out")
         assert done.stderr.count("\n") == 3
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o777, 0o600), (0o022, 0o644), (0, 0o666)])
+def test_what_is_made_is_the_owners_to_use_and_nobody_elses_against_the_umask(
+    inv, tmp_path: Path, umask: int, mode: int
+) -> None:
+    assert inv("leave", "--path", str(tmp_path / "left"), umask=umask).returncode == 0
+
+    assert (tmp_path / "left").stat().st_mode & 0o777 == mode
 
 
 def test_data_goes_to_stdout_and_progress_to_stderr(inv) -> None:
