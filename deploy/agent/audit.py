@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from .listing import Entry, installed, normal, of_record, parse, text_of
 from .plan import Plan, PlannedFile
 from .pyc import Compiler, Job, cache_file, module_of
-from .tree import TreeReader, join, split
+from .tree import LARGEST, SMALL, TreeReader, join, split
 from .words import Refused, printable
 
 OURS, BASE, VENDOR, DERIVED, FOREIGN = "ours", "base", "vendor", "derived", "foreign"
@@ -281,6 +281,8 @@ def _hashed(tree: TreeReader, path: str, piece: bytearray) -> Found:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             return Found("", 0, why="neither a file nor a link")
+        if info.st_size > (SMALL if path.endswith((".py", ".pyc")) else LARGEST):
+            return Found("", 0, why=f"a giant of {info.st_size} bytes, which nobody reads")
         sha, size, head, view = hashlib.sha256(), 0, b"", memoryview(piece)
         while count := os.readv(fd, (piece,)):
             if not size and path.endswith(".pyc"):

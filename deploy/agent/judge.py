@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from .plan import ABSENT, Plan, PlannedFile, State
 from .pyc import Bytecode, cache_file, module_of
 from .receipt import Receipt, proven
-from .tree import TreeReader, chain, join
+from .tree import LARGEST, TreeReader, chain, join
 from .words import Refused, Unfit, printable
 
 _FOLDER = State(type="folder")
@@ -94,7 +94,7 @@ def judge(
     make, gone = _bytecode_work(tree, files, pycs, written=written, receipt=receipt, python=python)
     for module in _modules_left(plan, receipt):
         gone += pycs.of(module)
-    conflicts_too += _folders(tree, gone)
+    conflicts_too += _immovable(tree, gone)
     going = {*drop, *drop_too, *gone}
     turning, blocked = _turning(tree, [*written, *give_back], going)
     conflicts_too += blocked
@@ -151,11 +151,15 @@ def _strangers(tree: TreeReader, folder: str, going: set[str]) -> Iterator[str]:
             yield path
 
 
-def _folders(tree: TreeReader, bytecode: Iterable[str]) -> list[Conflict]:
+def _immovable(tree: TreeReader, bytecode: Iterable[str]) -> list[Conflict]:
     """Return what stands where bytecode belongs and can neither be kept nor removed by a rename."""
     states = ((path, tree.stat(path)) for path in bytecode)
-    folders = [path for path, found in states if found and stat.S_ISDIR(found.st_mode)]
-    return [Conflict(path, (ABSENT,), ABSENT, State(type="folder")) for path in folders]
+    stuck = [path for path, found in states if found and _stuck(found)]
+    return [Conflict(path, (ABSENT,), ABSENT, tree.state(path)) for path in stuck]
+
+
+def _stuck(found: os.stat_result) -> bool:
+    return stat.S_ISDIR(found.st_mode) or found.st_size > LARGEST
 
 
 def _modules_left(plan: Plan | None, receipt: Receipt) -> set[str]:

@@ -17,6 +17,10 @@ from .plan import ABSENT, State
 from .words import Refused, Unfit, printable
 
 CHUNK = 1 << 18
+# A sparse file of terabytes costs its maker nothing, and a reader hours. No plan and no base has a
+# file larger than the first; what is read whole (records, sources, bytecode) is no larger than
+# the second.
+LARGEST, SMALL = 4 << 30, 64 << 20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: a fifo that stands where a file should must not hang the reader.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -229,9 +233,12 @@ class TreeReader:
             raise
 
     def read(self, path: str) -> bytes:
-        """Return the whole content of a small file. Raises OSError."""
+        """Return the whole content of a small file. Raises OSError, for a large one too."""
         with os.fdopen(self.open(path), "rb") as file:
-            return file.read()
+            data = file.read(SMALL + 1)
+        if len(data) > SMALL:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), self.visible(path))
+        return data
 
     def chunks(self, path: str) -> Iterator[bytes]:
         fd = self.open(path)
@@ -242,7 +249,7 @@ class TreeReader:
             os.close(fd)
 
     def state(self, path: str) -> State:
-        """Return what is at `path`; a folder, socket or device is a type no plan can want."""
+        """Return what is at `path`; a folder, a device, or a giant is a type no plan can want."""
         found = self.stat(path)
         if found is None:
             return ABSENT
@@ -253,6 +260,8 @@ class TreeReader:
             return ABSENT
         if not stat.S_ISREG(found.st_mode):
             return State(type="folder" if stat.S_ISDIR(found.st_mode) else "special")
+        if found.st_size > LARGEST:
+            return State(type=f"file of {found.st_size} bytes")
         sha, size = hashlib.sha256(), 0
         for chunk in self.chunks(path):
             sha.update(chunk)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from .plan import Plan, PlannedFile, State
 from .pyc import Bytecode, Compiler, cache_file
 from .receipt import Receipt, proven
-from .tree import TreeReader, join, split
+from .tree import SMALL, TreeReader, join, split
 from .words import FileState, digest, printable
 
 _PYC_STATES = {
@@ -105,7 +105,7 @@ def _look(
         return row._replace(state=FileState.STALE_PYC, why=why), ""
     if not wanted:
         return row, ""
-    if not _plain(tree, wanted):
+    if not _small_file(tree, wanted):
         return _no_bytecode(row, wanted, there=wanted in present), ""
     if not recompile and proven(tree, wanted, found, receipt, python):
         return row._replace(proof="receipt"), ""
@@ -150,14 +150,14 @@ def _extends(name: str, stem: str, tag: str) -> bool:
 
 def _no_bytecode(row: Row, wanted: str, *, there: bool) -> Row:
     if there:
-        why = f"{wanted} is no file, and nothing that a deploy makes"
+        why = f"{wanted} is no file, or a giant: nothing that a deploy makes"
         return row._replace(state=FileState.STALE_PYC, why=why)
     return row._replace(state=FileState.NOT_COMPILED, why=f"there is no {wanted}")
 
 
-def _plain(tree: TreeReader, path: str) -> bool:
+def _small_file(tree: TreeReader, path: str) -> bool:
     found = tree.stat(path)
-    return found is not None and stat.S_ISREG(found.st_mode)
+    return found is not None and stat.S_ISREG(found.st_mode) and found.st_size <= SMALL
 
 
 def file_state(entry: PlannedFile, state: State) -> FileState:

@@ -316,3 +316,61 @@ def test_no_alarm_for_what_an_import_finds_by_another_way(target: Target, versio
         target.env.update(env)
         outcome = target.run(bundle, "verify")
         assert (outcome.code, outcome.states) == (0, {}), outcome.err
+
+
+def giant(path: Path, size: int) -> None:
+    """Let a file be as large as nobody can read it, at no cost: it is one hole."""
+    with path.open("ab") as file:
+        file.truncate(size)
+
+
+def test_a_giant_is_told_by_its_size_and_never_read(target: Target) -> None:
+    bundle = target.usual()
+    assert target.run(bundle, "deploy").code == 0
+    before = target.snapshot()
+    rest = {name: target.read(name) for name in ("pack/core.py", CORE)}
+    giant(target.top / "pack/core.py", 1 << 40)
+    giant(target.top / "pack/stranger.bin", 1 << 40)
+
+    outcome = target.run(bundle, "verify", "--all")
+    assert (outcome.code, outcome.states) == (10, {"pack/core.py": "changed"})
+    found = next(r["found"] for r in outcome.evidence["files"] if r["path"] == "pack/core.py")
+    assert found == {"type": f"file of {1 << 40} bytes"}
+    audited = {row["path"]: row["why"] for row in outcome.evidence["audit"]["files"]}
+    assert f"a giant of {1 << 40} bytes" in audited["pack/stranger.bin"]
+    for options in ((), ("--replace-drift", "pack/core.py")):
+        refused = target.run(bundle, "deploy", *options)
+        assert (refused.code, f"found file of {1 << 40} bytes" in refused.err) == (6, True)
+
+    (target.top / "pack/stranger.bin").unlink()
+    os.truncate(target.top / "pack/core.py", len(rest["pack/core.py"]))
+    giant(target.top / CORE, 200 << 30)
+    outcome = target.run(bundle, "verify", "--all", "--recompile")
+    assert (outcome.code, outcome.states) == (10, {"pack/core.py": "stale pyc"})
+    assert target.run(bundle, "deploy").code == 6
+
+    os.truncate(target.top / CORE, len(rest[CORE]))
+    assert target.states(bundle=bundle) == {}
+    assert before.keys() == target.snapshot().keys()
+
+
+def test_a_giant_receipt_is_an_error_that_says_so(target: Target) -> None:
+    bundle = target.usual()
+    assert target.run(bundle, "deploy").code == 0
+    giant(target.top / ".dcu-bundle/receipt.json", 40 << 30)
+
+    outcome = target.run(bundle, "verify")
+    assert outcome.code == Exit.NEEDS_PERSON
+    assert "the receipt of an earlier deploy cannot be read" in outcome.told
+    assert "File too large" in outcome.err
+
+
+def test_a_single_module_in_the_launch_folder_is_laid_to_that_folder(target: Target) -> None:
+    bundle = target.usual()
+    assert target.run(bundle, "deploy").code == 0
+    (target.root / "launch/pack.py").write_text("")
+
+    outcome = target.run(bundle, "verify")
+    assert outcome.code == 10
+    why = outcome.evidence["origin"]["launch"]["why"]
+    assert why == f"the current folder {target.root}/launch comes first on sys.path"
