@@ -54,7 +54,9 @@ class Target:
     ) -> tuple[int, dict[str, Any], str]:
         argv = [*self.inside, sys.executable, "-I", "-S", str(self.bundle.path), verb]
         argv += ["--root", "/"] + (["--options", json.dumps(options)] if options else [])
-        environment = {**os.environ, "PATH": f"{STANDIN}:{os.environ['PATH']}", **env}
+        # The stand-in's `env python3` is then base.python's own, as a vendor's vllm names it.
+        path = os.pathsep.join((str(STANDIN), str(Path(sys.executable).parent), os.environ["PATH"]))
+        environment = {**os.environ, "PATH": path, **env}
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=120, check=False, env=environment
         )
