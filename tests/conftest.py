@@ -52,10 +52,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes, keep together what is in one file, or uses one engine or compiler."""
+    """With several processes, keep together what is in one file, or uses a service.
+
+    An engine, a compiler and the agents behind an sshd are looked for on the whole machine.
+    """
     for item in items:
-        shared = (name for name in ("docker", "hip") if item.get_closest_marker(name))
-        item.add_marker(pytest.mark.xdist_group(next(shared, str(item.path.stem))))
+        shared = any(item.get_closest_marker(name) for name in _SERVICES)
+        item.add_marker(pytest.mark.xdist_group("service" if shared else item.path.stem))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +23,18 @@ exec dockerd --bridge=none --iptables=false --ip6tables=false --data-root "$1/da
 
 
 @contextlib.contextmanager
-def small_engine(folder: Path, size: str) -> Iterator[str]:
+def small_engine(size: str) -> Iterator[str]:
     """The engine's URL, for the time of the block. `size` is as tmpfs takes it: 48m."""
+    # The paths of its sockets hold 107 bytes at the most; a test's own folder may lie deep.
+    with (
+        tempfile.TemporaryDirectory(prefix="dcu-") as folder,
+        _running(Path(folder), size) as url,
+    ):
+        yield url
+
+
+@contextlib.contextmanager
+def _running(folder: Path, size: str) -> Iterator[str]:
     for name in ("data", "exec"):
         (folder / name).mkdir(parents=True)
     argv = ("unshare", "-n", "-m", "sh", "-c", _START, "sh", str(folder), size)

@@ -263,7 +263,7 @@ def test_a_full_disk_leaves_no_image(tmp_path: Path) -> None:
     big.write_bytes(secrets.token_bytes(64 << 20))
     extra = Extra.file("/root/big", big, hashlib.sha256(big.read_bytes()).hexdigest())
     with (
-        small_engine(tmp_path / "small", "48m") as small,
+        small_engine("48m") as small,
         open_engine(small) as engine,
         dock.base_image(engine, tree, on="") as base,
     ):

@@ -357,7 +357,7 @@ def test_an_archive_with_its_base_loads_into_an_engine_that_holds_nothing(
         flow.lock("story", layout)
         built = imaging.build_image("story", layout, tag=IMAGE, output=f"oci:{archive}")
         loaded = engine.inspect(IMAGE)
-    with small_engine(tmp_path / "small", "64m") as url, open_engine(url) as other:
+    with small_engine("64m") as url, open_engine(url) as other:
         data = archive.read_bytes()
         other.load(iter([data]), len(data))
         found = other.inspect(IMAGE) or {}

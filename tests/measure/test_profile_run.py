@@ -136,7 +136,7 @@ def test_a_profile_is_recorded_after_the_warm_round_and_believed_by_its_calls(
 
     found = target.profile(HIPPROF_SLOW="2")
 
-    assert found["state"] == "done", found
+    assert found["state"] == "done", found["error"]
     record = found["record"]
     assert record["calls"] > 0
     table, [database] = Path(record["table"]), record["databases"]
