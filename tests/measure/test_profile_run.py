@@ -32,7 +32,7 @@ name: t
 base: {{python: {python}, site: {site}}}
 source: {{git: ., base: {base}, head: {head}, package: vllm}}
 overlay: {{include: ["vllm/**"]}}
-launch: {{dir: {folder}, port: {port}, ready: 30s}}
+launch: {{dir: {folder}, port: {port}, ready: 90s}}
 model: {{path: {folder}/model, served_name: m}}
 bench:
   buckets: {{8-16K: {{dataset: {folder}/d.jsonl, sha256: "{sha256}", requests: 5}}}}
@@ -66,7 +66,7 @@ class Target:
     def profile(self, **env: str) -> dict[str, Any]:
         code, _, said = self.run("measure", {"act": "start", "kind": "profile"}, **env)
         assert code == 0, said
-        limit = time.monotonic() + 90
+        limit = time.monotonic() + 180
         while True:
             asked = {"act": "status", "kind": "profile", "record": True}
             _, evidence, said = self.run("measure", asked)
