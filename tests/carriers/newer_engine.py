@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.carriers.own_engine import own_engine
 
 _HOME = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
 _CACHE = Path(os.environ.get("DCU_TEST_CACHE") or Path(_HOME, "dcu-bundle"))
@@ -48,24 +47,5 @@ def newer_engine(folder: Path) -> Iterator[str]:
     folder.mkdir(parents=True)
     settings = {"features": {"containerd-snapshotter": True}}
     (folder / "daemon.json").write_text(json.dumps(settings))
-    argv = ("unshare", "-n", "-m", "sh", "-c", _START, "sh", str(ROOT), str(folder))
-    process = subprocess.Popen(argv, start_new_session=True)
-    try:
-        _wait(process, folder)
-        yield f"unix://{folder}/sock"
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], folder: Path) -> None:
-    argv = ("docker", "-H", f"unix://{folder}/sock", "version")
-    end = time.monotonic() + 60
-    while subprocess.run(argv, capture_output=True, timeout=20, check=False).returncode:
-        if process.poll() is not None or time.monotonic() > end:
-            raise RuntimeError((folder / "log").read_text()[-800:])
-        time.sleep(0.1)
+    with own_engine(_START, str(ROOT), str(folder), folder=folder, patience=60) as url:
+        yield url
