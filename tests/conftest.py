@@ -51,17 +51,26 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
 
 
+# First: xdist reads the groups in its own hook of this name.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes, keep together what is in one file, or uses a service.
-
-    An engine, a compiler and the agents behind an sshd are looked for on the whole machine.
-    """
+    """With several processes, keep together what is in one file, or uses one engine or compiler."""
     for item in items:
-        shared = any(item.get_closest_marker(name) for name in _SERVICES)
-        item.add_marker(pytest.mark.xdist_group("service" if shared else item.path.stem))
+        shared = (name for name in ("docker", "hip") if item.get_closest_marker(name))
+        item.add_marker(pytest.mark.xdist_group(next(shared, str(item.path.stem))))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Cut what is long: a test's name is put into the environment, which holds 128 KiB a word."""
+    if isinstance(val, str | bytes) and len(val) > 200:
+        return f"{val[:60]!r}... of {len(val)}"
+    return None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    # What xdist did with a group is seen in the name alone; without it tests meet in silence.
+    if getattr(item.config.option, "loadgroup", False) and "@" not in item.nodeid:
+        pytest.fail("this test is in no group: it may meet another that uses the same service")
     for service in _SERVICES:
         if item.get_closest_marker(service) is None:
             continue

@@ -86,10 +86,18 @@ def work(job: Job, script: str, words: tuple[str, ...]) -> None:
     if not record["calls"]:
         raise NoProfile(
             "the profile holds no kernel call",
-            why="; ".join(record["faults"]) or f"profile.sh ended with {child.returncode}",
+            why="; ".join([*record["faults"], *_last_words(child.returncode, said)]),
             fix=f"read {printable(said)} and the logs beside it; nothing may end the profiler",
         )
     job.say(f"{record['calls']} kernel calls in {record['table']}")
+
+
+def _last_words(code: int, said: str) -> list[str]:
+    """Return why profile.sh gave up: what and why of its last error of three lines."""
+    lines = _text(said).splitlines()
+    at = max((i for i, line in enumerate(lines) if line.startswith("  why: ")), default=0)
+    error = f": {lines[at - 1].strip()}, {lines[at][7:]}" if at else ""
+    return [f"profile.sh ended with {code}{error}"] if code else []
 
 
 def kernel_calls(path: str) -> int:

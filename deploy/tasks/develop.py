@@ -86,7 +86,8 @@ def _pytest(
     folders: Sequence[Path], options: Sequence[str], processes: int, *, to_stderr: bool
 ) -> tuple[int, dict[str, Any]]:
     """Run the tests of some areas; return pytest's exit code and its counts."""
-    with tempfile.TemporaryDirectory() as scratch:
+    # A mount that a test left there must not take the account of the others with it.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         tally = Path(scratch, "tally.json")
         argv = [sys.executable, "-E", "-m", "pytest", *map(str, folders), f"--tally={tally}"]
         # A folder of this run's own: pytest's shared one is cleaned by whoever else runs tests.

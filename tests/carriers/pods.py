@@ -73,6 +73,12 @@ def pods(folder: Path) -> Iterator[Pods]:
         found.run("podman", "system", "reset", "--force")
     finally:
         # The store mounts its own folder on itself, once or more, and some versions leave it so.
-        mounted = folder / "root/overlay"
-        while mounted.is_mount():
-            subprocess.run(("umount", "--lazy", str(mounted)), timeout=30, check=True)
+        for mounted in _mounts(folder):
+            subprocess.run(("umount", "--lazy", mounted), timeout=30, check=True)
+
+
+def _mounts(folder: Path) -> list[str]:
+    """Every mount below a folder, the last first. A bind mount of itself is_mount() cannot see."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    places = [line.split()[4] for line in lines]
+    return [place for place in reversed(places) if place.startswith(f"{folder}/")]

@@ -34,9 +34,14 @@ FILES = {**NEW_FILES, "pack/big.so": BIG}
 
 @pytest.fixture
 def remote(tmp_path: Path) -> Iterator[Remote]:
-    made = Remote(tmp_path, "SetEnv SHLVL=5").start()
+    made = Remote(tmp_path, f"SetEnv SHLVL=5 {_of(tmp_path)}").start()
     yield made
     made.stop()
+
+
+def _of(folder: Path) -> str:
+    """What the agents behind one test's sshd carry in their environment."""
+    return f"DCU_TEST_OF={folder}"
 
 
 def is_new(remote: Remote) -> bool:
@@ -53,20 +58,22 @@ def make_base(remote: Remote) -> None:
     remote.target.make(BASE_FILES)
 
 
-def agents() -> list[int]:
-    """The agents that sshd started on this machine: the loader of a job is in their argv."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+def agents(remote: Remote) -> list[int]:
+    """The agents that this test's sshd started: the loader of a job is in their argv."""
+    mark, found = _of(remote.folder).encode(), []
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            argv = path.read_bytes().split(b"\0")
-            if any(word.startswith(b"import sys,zlib,") for word in argv):
-                found.append(int(path.parent.name))
+            argv = (path / "cmdline").read_bytes().split(b"\0")
+            if any(word.startswith(b"import sys,zlib,") for word in argv) and mark in (
+                (path / "environ").read_bytes().split(b"\0")
+            ):
+                found.append(int(path.name))
     return found
 
 
-def await_no_agent(seconds: float = 10) -> None:
+def await_no_agent(remote: Remote, seconds: float = 10) -> None:
     end = time.monotonic() + seconds
-    while agents():
+    while agents(remote):
         assert time.monotonic() < end, "an agent outlived its line"
         time.sleep(0.05)
 
@@ -93,7 +100,7 @@ def test_a_line_cut_after_any_number_of_bytes_leaves_old_or_new(remote: Remote) 
                 assert said[-1].exit == Exit.OK
             except Unreachable as err:
                 seen.add(err.what)
-        await_no_agent()
+        await_no_agent(remote)
         assert is_base(remote) or is_new(remote), count
         remote.port = remote.sshd.port
         assert remote.deploy(bundle)[-1].exit == Exit.OK, count
@@ -124,7 +131,7 @@ def test_a_line_cut_after_any_number_of_bytes_that_came_back_is_told_truly(
                 assert is_new(remote), count
             except Unreachable:
                 lost += 1
-        await_no_agent()
+        await_no_agent(remote)
         assert is_base(remote) or is_new(remote), count
         remote.port = remote.sshd.port
         assert remote.deploy(bundle)[-1].exit == Exit.OK, count
@@ -141,7 +148,7 @@ def test_the_commit_point_decides_what_a_lost_line_leads_to(remote: Remote, word
         remote.lines = Acting(word, relay.cut)
         with pytest.raises(Unreachable, match="not known"):
             remote.deploy(bundle)
-    await_no_agent()
+    await_no_agent(remote)
 
     assert is_new(remote) if word == "committed" else is_base(remote)
     remote.port, remote.lines = remote.sshd.port, []
@@ -182,7 +189,7 @@ def test_a_dead_network_is_noticed_and_nothing_hangs(remote: Remote, word: str) 
     assert took < 30  # what is promised; 5 s for each phase that can hang
     if word:
         assert "nothing moved" in caught.value.why
-    await_no_agent()
+    await_no_agent(remote)
     assert is_new(remote) if word == "committed" else is_base(remote)
 
 
@@ -208,23 +215,23 @@ def test_a_line_that_dies_while_it_sends_holds_no_lock(remote: Remote) -> None:
         remote.lines = Acting("sending", relay.stall)
         with pytest.raises(Unreachable):
             remote.deploy(bundle)
-        assert agents(), "the agent still waits at the other end of the dead line"
+        assert agents(remote), "the agent still waits at the other end of the dead line"
 
         remote.port, remote.lines = remote.sshd.port, []
         assert remote.deploy(bundle)[-1].exit == Exit.OK
-    await_no_agent()
+    await_no_agent(remote)
 
 
 @pytest.mark.parametrize("word", ["sending", "committed"])
 def test_a_killed_agent_is_told_and_the_next_call_mends(remote: Remote, word: str) -> None:
     bundle = remote.bundle(FILES)
-    remote.lines = Acting(word, lambda: [os.kill(pid, signal.SIGKILL) for pid in agents()])
+    remote.lines = Acting(word, lambda: [os.kill(pid, signal.SIGKILL) for pid in agents(remote)])
 
     with pytest.raises(BundleError) as caught:
         remote.deploy(bundle)
 
     assert caught.value.exit == Exit.UNREACHABLE
-    await_no_agent()
+    await_no_agent(remote)
     remote.lines = []
     assert remote.deploy(bundle)[-1].exit == Exit.OK
     assert is_new(remote)

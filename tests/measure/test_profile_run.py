@@ -48,6 +48,7 @@ class Target:
     bundle: Bundle
     folder: Path
     inside: tuple[str, ...]
+    sessions: Path
 
     def run(
         self, verb: str, options: Mapping[str, Any] | None = None, **env: str
@@ -56,7 +57,7 @@ class Target:
         argv += ["--root", "/"] + (["--options", json.dumps(options)] if options else [])
         # The stand-in's `env python3` is then base.python's own, as a vendor's vllm names it.
         path = os.pathsep.join((str(STANDIN), str(Path(sys.executable).parent), os.environ["PATH"]))
-        environment = {**os.environ, "PATH": path, **env}
+        environment = {**os.environ, "PATH": path, "HIPPROF_SESSIONS": str(self.sessions), **env}
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=120, check=False, env=environment
         )
@@ -107,7 +108,7 @@ def target(tmp_path: Path) -> Iterator[Target]:
         # The stand-in interpreter's own site must be the target's, as in a container.
         os.environ["PYTHONPATH"] = str(site)
         try:
-            yield Target(made, folder, ("nsenter", "-p", "-m", "-t", str(inner)))
+            yield Target(made, folder, ("nsenter", "-p", "-m", "-t", str(inner)), tmp_path / "h")
         finally:
             del os.environ["PYTHONPATH"]
             outer.kill()
@@ -159,7 +160,7 @@ def test_a_profile_is_recorded_after_the_warm_round_and_believed_by_its_calls(
 def test_a_profiler_that_lost_its_data_is_not_believed_when_it_says_finish(
     target: Target, loses: str, why: str
 ) -> None:
-    target.run("deploy")
+    assert target.run("deploy")[0] == 0
 
     found = target.profile(HIPPROF_LOSES=loses)
 
@@ -176,8 +177,9 @@ def test_nothing_is_profiled_where_the_plan_is_not_deployed_or_a_service_runs(
     undeployed = target.profile()
     assert undeployed["state"] == "failed"
     assert any("verify failed" in line for line in undeployed["lines"])
+    assert "profile.sh ended with 10: not started: verify failed" in undeployed["error"]["why"]
 
-    target.run("deploy")
+    assert target.run("deploy")[0] == 0
     started, _, said = target.run("start", {"ready": 30})
     assert started == 0, said
     code, evidence, _ = target.run("measure", {"act": "start", "kind": "profile"})
