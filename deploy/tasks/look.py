@@ -10,7 +10,10 @@ from deploy.console import show_json, task
 _BASH = """\
 _inv_complete() {
     local found
-    found=$("$1" --complete -- inv "${COMP_WORDS[@]:1}" 2>/dev/null)
+    case $3 in
+    -n | --name) found=$(cd -- "$(dirname -- "$1")/manifests" 2>/dev/null && ls | sed -n '/[.]lock[.]yaml$/d; s/[.]yaml$//p') ;;
+    *) found=$("$1" --complete -- inv "${COMP_WORDS[@]:1}" 2>/dev/null) ;;
+    esac
     COMPREPLY=($(compgen -W "$found" -- "$2"))
 }
 complete -o default -F _inv_complete inv

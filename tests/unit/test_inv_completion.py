@@ -13,7 +13,7 @@ BASH = shutil.which("bash")
 ASK = """
 eval "$(./inv completion)"
 how=$(complete -p inv) || exit 1
-for line in "./inv depl" "./inv deploy --wor" "./inv hosts." "./inv deploy -n t"; do
+for line in "./inv depl" "./inv deploy --wor" "./inv hosts." "./inv deploy -n ti"; do
     COMP_WORDS=($line)
     COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
     COMPREPLY=()
@@ -39,3 +39,4 @@ def test_bash_completes_tasks_and_flags() -> None:
     assert said["./inv depl"] == "deploy"
     assert said["./inv deploy --wor"] == "--worktree"
     assert set(said["./inv hosts."].split()) >= {"hosts.status", "hosts.trust"}
+    assert said["./inv deploy -n ti"] == "tiny"

@@ -315,6 +315,13 @@ def test_usage_says_what_was_typed() -> None:
     assert done.stdout.startswith("Usage: ./inv [--core-opts] plan ")
 
 
+def test_inv_alone_lists_the_tasks() -> None:
+    done = subprocess.run([HERE.top / "inv"], capture_output=True, text=True, check=True, timeout=60)
+
+    assert "  deploy  " in done.stdout
+    assert "--prompt-for-sudo-password" not in done.stdout
+
+
 @lru_cache  # Invoke gives each flag's help away once
 def _every_task() -> dict[str, tuple[str, tuple]]:
     """The name of each task, its docstring and its arguments."""
