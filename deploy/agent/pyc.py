@@ -7,7 +7,6 @@ one whose header holds the hash of the source (PEP 552, checked) takes its place
 
 from __future__ import annotations
 
-import json
 import os
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -19,15 +18,22 @@ from .words import BundleError, Exit, Refused, Unfit, printable
 MARK = b"\n\x00dcu-bundle:answer\x00\n"
 CHECKED = 3  # flags of a pyc: hash based, and checked on every import
 
-# Runs in base.python. Input: a JSON line of jobs, then the bytes they name. A job is
-# [kind, file name, source size, pyc size]; the answer is a JSON line, then the pycs asked for.
+# Runs in base.python. Input: the number of jobs, then each: a line "KIND NAME SOURCE PYC" of its
+# kind and three sizes, and the bytes of the three. The answer: a line "TAG VERSION MAGIC", then of
+# each job a line of two sizes, its verdict, and the pyc asked for.
 #   make:  compile and give back the pyc
 #   check: say whether the given pyc is what this interpreter would make of the source
 #   bodyN: say whether its code is (of optimisation N), if this interpreter would run it at all
+# json and importlib.util would cost as much again as the start of the interpreter.
 WORK = r"""
-import importlib.util, json, marshal, sys
-raw = sys.stdin.buffer
-jobs = json.loads(raw.readline())
+import marshal, sys
+try:
+    from _frozen_importlib_external import MAGIC_NUMBER
+    from _imp import source_hash as keyed_hash
+    def source_hash(source):
+        return keyed_hash(int.from_bytes(MAGIC_NUMBER, "little"), source)
+except ImportError:  # they are the interpreter's own affair; this is the public way
+    from importlib.util import MAGIC_NUMBER, source_hash
 def same(a, b):
     if type(a) is not type(b):
         return False
@@ -55,50 +61,55 @@ def undeclared(source):
         if declared.startswith("utf-8"):
             line = source[:err.start].count(b"\n") + 1
             raise SyntaxError("bytes that are not UTF-8", ("", line, 0, ""))
-answers, bodies = [], []
-for kind, name, source_size, pyc_size in jobs:
-    source, old = raw.read(source_size), raw.read(pyc_size)
+raw, answers = sys.stdin.buffer, []
+for _ in range(int(raw.readline())):
+    kind, *sizes = raw.readline().split()
+    kind = kind.decode()
+    name, source, old = (raw.read(int(size)) for size in sizes)
+    name = name.decode("utf-8", "surrogatepass")
     level = 0
     if kind.startswith("body"):
         level = int(kind[4:])
-        hashed = old[4:8] == b"\3\0\0\0" and old[8:16] != importlib.util.source_hash(source)
-        if old[:4] != importlib.util.MAGIC_NUMBER or hashed:
-            answers.append(["same"])
+        hashed = old[4:8] == b"\3\0\0\0" and old[8:16] != source_hash(source)
+        if old[:4] != MAGIC_NUMBER or hashed:
+            answers.append(("same", b""))
             continue
         try:
             name = marshal.loads(old[16:]).co_filename  # that of wherever it was compiled
         except Exception:
-            answers.append(["no code"])
+            answers.append(("no code", b""))
             continue
     try:
         if kind[:4] != "body":
             undeclared(source)
         code = compile(source, name, "exec", dont_inherit=True, optimize=level)
     except (SyntaxError, ValueError) as err:
-        answers.append(["error", type(err).__name__, getattr(err, "lineno", None) or 0,
-                        str(getattr(err, "msg", None) or err)])
+        answers.append(("error: %s, line %d: %s" % (
+            type(err).__name__, getattr(err, "lineno", None) or 0,
+            getattr(err, "msg", None) or err), b""))
         continue
     body = marshal.dumps(code, 2)
-    head = importlib.util.MAGIC_NUMBER + b"\3\0\0\0" + importlib.util.source_hash(source)
+    head = MAGIC_NUMBER + b"\3\0\0\0" + source_hash(source)
     if kind == "make":
-        answers.append(["made", len(head) + len(body)])
-        bodies += [head, body]
+        answers.append(("made", head + body))
         continue
     if kind == "check" and old[:16] != head:
-        answers.append(["stale"])
+        answers.append(("stale", b""))
     elif old[16:] == body:
-        answers.append(["same"])
+        answers.append(("same", b""))
     else:
         try:
-            answers.append(["same" if same(marshal.loads(old[16:]), code) else "wrong body"])
+            verdict = "same" if same(marshal.loads(old[16:]), code) else "wrong body"
         except Exception:
-            answers.append(["wrong body"])
-info = {"tag": sys.implementation.cache_tag, "version": "%d.%d.%d" % sys.version_info[:3],
-        "magic": importlib.util.MAGIC_NUMBER.hex()}
+            verdict = "wrong body"
+        answers.append((verdict, b""))
 out = sys.stdout.buffer
-out.write(MARK + json.dumps({"python": info, "answers": answers}).encode() + b"\n")
-for body in bodies:
-    out.write(body)
+version = "%d.%d.%d" % sys.version_info[:3]
+info = "%s %s %s\n" % (sys.implementation.cache_tag, version, MAGIC_NUMBER.hex())
+out.write(MARK + info.encode())
+for verdict, made in answers:
+    verdict = verdict.encode("utf-8", "replace")
+    out.write(b"%d %d\n" % (len(verdict), len(made)) + verdict + made)
 out.flush()
 """
 
@@ -176,7 +187,7 @@ class Compiler:
         info: dict[str, str] = {}
         try:
             for part, child in zip(self._parts, self._children, strict=True):
-                info, answers = self._answers(child)
+                info, answers = self._answers(child, len(part))
                 for (index, _), answer in zip(part, answers, strict=True):
                     results[index] = answer
         finally:
@@ -188,7 +199,7 @@ class Compiler:
         for child in self._children:
             child.kill()
 
-    def _answers(self, child: Child) -> tuple[dict[str, str], list[tuple[str, bytes]]]:
+    def _answers(self, child: Child, count: int) -> tuple[dict[str, str], list[tuple[str, bytes]]]:
         try:
             status, out, err = child.finish(self._timeout)
         except TimeoutError as late:
@@ -197,20 +208,10 @@ class Compiler:
         if status or not mark:
             last = err.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
             raise self._failed(f"it ended with {status}: {printable(last[0])}")
-        head, _, rest = answer.partition(b"\n")
         try:
-            said = json.loads(head)
+            return understood(answer, count)
         except ValueError as torn:
             raise self._failed(f"its answer cannot be read: {torn}") from torn
-        results = []
-        for item in said["answers"]:
-            size = item[1] if item[0] == "made" else 0
-            verdict = (
-                f"error: {item[1]}, line {item[2]}: {item[3]}" if item[0] == "error" else item[0]
-            )
-            results.append((verdict, rest[:size]))
-            rest = rest[size:]
-        return said["python"], results
 
     def _failed(self, why: str) -> BundleError:
         return Unfit(
@@ -237,11 +238,27 @@ def _halves(
     return parts
 
 
+def understood(answer: bytes, count: int) -> tuple[dict[str, str], list[tuple[str, bytes]]]:
+    """Read what WORK wrote. Raises ValueError."""
+    head = answer.partition(b"\n")[0]
+    info = dict(zip(("tag", "version", "magic"), head.decode().split(" "), strict=True))
+    results, at = [], len(head) + 1
+    for _ in range(count):
+        end = answer.index(b"\n", at)
+        verdict, made = map(int, answer[at:end].split())
+        middle, at = end + 1 + verdict, end + 1 + verdict + made
+        results.append((answer[end + 1 : middle].decode("utf-8", "replace"), answer[middle:at]))
+    if at > len(answer):  # what comes after it was printed by somebody at the interpreter's end
+        raise ValueError(f"{len(answer)} bytes of {at}")
+    return info, results
+
+
 def _start(python: str, jobs: Sequence[Job]) -> Child:
-    table = [[kind, name, len(source), len(old)] for kind, name, source, old in jobs]
-    data = [json.dumps(table).encode(), b"\n"]
-    for _, _, source, old in jobs:
-        data += [source, old]
+    data = [b"%d\n" % len(jobs)]
+    for kind, place, source, old in jobs:
+        name = place.encode("utf-8", "surrogatepass")
+        sizes = b"%d %d %d\n" % (len(name), len(source), len(old))
+        data += [kind.encode(), b" ", sizes, name, source, old]
     # An empty environment and a fixed hash seed: the order of sets must not change the bytes.
     argv = (python, "-S", "-s", "-c", f"MARK = {MARK!r}\n{WORK}")
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.agent.pyc import Bytecode
+from deploy.agent.pyc import MARK, WORK, Bytecode, understood
 from deploy.agent.tree import TreeReader
 from deploy.agent.words import digest
 from tests.agent.target import BASE_FILES, Target, compile_all, pythons, state
@@ -255,6 +255,45 @@ def test_agent_and_service_may_run_any_python_from_3_10(target: Target, version:
 
     assert target.snapshot() == launcher
     assert before.keys() == launcher.keys()
+
+
+_INNER = "import sys; sys.modules['_frozen_importlib_external'] = None\n"
+
+
+@pytest.mark.parametrize("without", ["", _INNER], ids=["", "without what is the interpreter's own"])
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_a_pyc_begins_as_the_interpreter_itself_would_begin_it(
+    tmp_path: Path, version: str, without: str
+) -> None:
+    python = pythons().get(version) or pytest.skip(f"no Python {version} on this machine")
+    source, name = b"V = '\xe4\xb8\xad'\n", tmp_path / "m.py"
+    name.write_bytes(source)
+    own = "import sys, py_compile as p; p.compile(sys.argv[1], 'm.pyc', invalidation_mode=p."
+    own += "PycInvalidationMode.CHECKED_HASH)"
+    subprocess.run([python, "-c", own, name], cwd=tmp_path, check=True, timeout=60)
+    place = str(name).encode()
+    job = b"1\nmake %d %d 0\n%s%s" % (len(place), len(source), place, source)
+
+    argv = [python, "-S", "-s", "-c", f"{without}MARK = {MARK!r}\n{WORK}"]
+    done = subprocess.run(argv, input=job, capture_output=True, check=True, timeout=60)
+
+    info, results = understood(done.stdout.removeprefix(MARK), 1)
+    assert info["version"].startswith(f"{version}.")
+    assert [(verdict, pyc[:16]) for verdict, pyc in results] == [
+        ("made", (tmp_path / "m.pyc").read_bytes()[:16])
+    ]
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        b"", b"cpython-311 3.11.7\n", b"a b c\n", b"a b c\n4 16\nmade", b"a b c\nx y\nmade",
+        b"a b c\n4\nmade", b"a b c\n4 0\nmad",
+    ],
+)  # fmt: skip
+def test_a_torn_answer_of_the_interpreter_is_refused(torn: bytes) -> None:
+    with pytest.raises(ValueError, match=r"bytes of|not enough|argument|subsection|invalid literal"):
+        understood(torn, 1)
 
 
 def test_two_deploys_make_the_same_bytecode(target: Target) -> None:
