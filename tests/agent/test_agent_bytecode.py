@@ -292,7 +292,9 @@ def test_a_pyc_begins_as_the_interpreter_itself_would_begin_it(
     ],
 )  # fmt: skip
 def test_a_torn_answer_of_the_interpreter_is_refused(torn: bytes) -> None:
-    with pytest.raises(ValueError, match=r"bytes of|not enough|argument|subsection|invalid literal"):
+    with pytest.raises(
+        ValueError, match=r"bytes of|not enough|argument|subsection|invalid literal"
+    ):
         understood(torn, 1)
 
 

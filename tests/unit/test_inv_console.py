@@ -316,7 +316,9 @@ def test_usage_says_what_was_typed() -> None:
 
 
 def test_inv_alone_lists_the_tasks() -> None:
-    done = subprocess.run([HERE.top / "inv"], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [HERE.top / "inv"], capture_output=True, text=True, check=True, timeout=60
+    )
 
     assert "  deploy  " in done.stdout
     assert "--prompt-for-sudo-password" not in done.stdout
