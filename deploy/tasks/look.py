@@ -9,9 +9,12 @@ from deploy.console import show_json, task
 # Asks the very inv that is typed, wherever it lies; nothing has to be on PATH.
 _BASH = """\
 _inv_complete() {
-    local found
+    local found folder
     case $3 in
-    -n | --name) found=$(cd -- "$(dirname -- "$1")/manifests" 2>/dev/null && ls | sed -n '/[.]lock[.]yaml$/d; s/[.]yaml$//p') ;;
+    -n | --name)
+        folder=$(dirname -- "$1")/manifests
+        found=$(ls -- "$folder" 2>/dev/null | sed -n '/[.]lock[.]yaml$/d; s/[.]yaml$//p')
+        ;;
     *) found=$("$1" --complete -- inv "${COMP_WORDS[@]:1}" 2>/dev/null) ;;
     esac
     COMPREPLY=($(compgen -W "$found" -- "$2"))
