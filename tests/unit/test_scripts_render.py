@@ -292,12 +292,30 @@ def test_a_script_with_two_bundles_does_not_choose(tmp_path: Path) -> None:
     assert "cannot tell which bundle is meant" in done.stderr
 
 
+def test_a_start_without_the_program_says_so_before_anything_else(tmp_path: Path) -> None:
+    (tmp_path / "bundle.pyz").write_text("import sys; sys.exit('the bundle was asked')\n")
+    launch = f"{{dir: {tmp_path}, port: 8001, command: [vllm-that-is-nowhere, serve]}}"
+    (tmp_path / "start_vllm.sh").write_text(rendered(small(launch))["start_vllm.sh"])
+
+    done = subprocess.run(
+        ("/bin/sh", tmp_path / "start_vllm.sh"),
+        capture_output=True, text=True, timeout=20, check=False,
+    )  # fmt: skip
+
+    first, *others = [line for line in done.stderr.splitlines() if not line.startswith("warning:")]
+    assert done.returncode == 3
+    assert first == (
+        "not started: there is no program vllm-that-is-nowhere on the PATH of this container"
+    )
+    assert [line[:7] for line in others] == ["  why: ", "  fix: "]
+
+
 def test_a_link_to_a_script_uses_what_lies_beside_the_script(tmp_path: Path) -> None:
     home, away = tmp_path / "home", tmp_path / "away"
     home.mkdir()
     away.mkdir()
     (home / "bundle.pyz").write_text("import sys; sys.exit('this is the bundle')\n")
-    texts = rendered(small(f"{{dir: {home}, port: 8001}}"))
+    texts = rendered(small(f"{{dir: {home}, port: 8001, command: [sleep]}}"))
     for name in ("start_vllm.sh", "stop_vllm.sh", "verify.sh"):
         (home / name).write_text(texts[name])
         (away / name).symlink_to(Path("../home") / name)
