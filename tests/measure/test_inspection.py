@@ -17,6 +17,7 @@ from deploy import manifest as manifests
 from deploy.agent.plan import ABSENT, Plan, PlannedFile, State
 from deploy.bundle import Sink
 from deploy.errors import BadValues
+from deploy.layout import HERE
 
 FIXTURES = Path(__file__).parent / "fixtures"
 MANIFEST = """schema: 1
@@ -66,6 +67,14 @@ def test_a_whole_bundle_passes_every_check(tmp_path: Path) -> None:
 
     assert [row.state for row in rows] == ["ok"] * len(rows), rows
     assert len(rows) == 9
+
+
+def test_a_manifest_made_from_the_example_passes_every_check(tmp_path: Path) -> None:
+    text = HERE.manifest("example").read_text("utf-8").replace("name: example", "name: t")
+
+    rows = inspection.inspect(make(tmp_path, text=text))
+
+    assert [row.state for row in rows] == ["ok"] * len(rows), rows
 
 
 def test_the_manifest_of_a_bundle_is_the_one_it_was_made_from(tmp_path: Path) -> None:
