@@ -59,6 +59,8 @@ def lock(name: str, layout: Layout = HERE) -> tuple[Lock, bool]:
             f"{found.name}: the vendor's own {own.path} ({own.sha256}) is not the base commit's;"
             " a deploy refuses it until overlay.accept names this file with this sha256"
         )
+    if left_out := _left_out(found):
+        say(left_out)
     packed = _pack(found)
     path = layout.lock(found.name)
     expect = {**_expect(found, packed), **pinning.expect(found, packed, _expected_before(path))}
@@ -553,7 +555,7 @@ def _each(
 def _outcome(visit: Visit) -> str:
     if visit.error is not None:
         return visit.error.what
-    return visit.evidence.outcome if visit.evidence else ""
+    return report.outcome(visit)
 
 
 def _as_verify(request: Request) -> Request:
@@ -606,12 +608,29 @@ def _judge(found: Submission, evidence: Evidence) -> tuple[Gate, ...]:
         for number in (2, 3, 4):
             waived.setdefault(number, gates.no_kernels(found.delta, found.manifest.kernel_sources))
     compiled = _of_kernels(found, evidence)
-    silent = not compiled and not waived.keys() >= {2, 3, 4}
-    return gates.in_order([first, *compiled], waived, _NOT_COMPILED if silent else _NO_SERVICE)
+    until = _NO_SERVICE
+    if not compiled and not waived.keys() >= {2, 3, 4}:
+        until = _not_built(found) or _NOT_COMPILED
+    return gates.in_order([first, *compiled], waived, until)
+
+
+def _not_built(found: Submission) -> str:
+    """What to say of kernels that the manifest asks for and nobody built; "" where none are."""
+    if found.manifest.kernels is None or found.built:
+        return ""
+    return gates.not_built(found.name, found.delta, worktree=found.worktree)
+
+
+def _left_out(found: Submission) -> str:
+    """The same where the edit changed a kernel, and the manifest gives no reason to leave it."""
+    changed = found.delta.of(PathClass.KERNEL)
+    return _not_built(found) if changed and 2 not in found.waived else ""
 
 
 def _of_kernels(found: Submission, evidence: Evidence) -> list[Gate]:
     """Gates 2 to 4, from the build that the plan's extensions were taken from."""
+    if left_out := _left_out(found):
+        return [gates.kernels_left_out(left_out)]
     kernels = found.manifest.kernels
     if kernels is None or not found.built:
         return []

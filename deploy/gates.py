@@ -143,6 +143,24 @@ def no_kernels(delta: Delta, sources: Sequence[str]) -> str:
     return f"kernel source {printable(left[0].path)}{more} is ignored by the manifest: {reason}"
 
 
+def not_built(name: str, delta: Delta, *, worktree: bool = False) -> str:
+    """What the manifest asks to be compiled, and nobody compiled; and how it is done."""
+    changed = delta.of(PathClass.KERNEL)
+    more = f" (and {len(changed) - 1} more)" if changed[1:] else ""
+    why = f": {printable(changed[0].path)}{more} changed" if changed else ""
+    own, then = (" --worktree", "") if worktree else ("", f", then `./inv lock -n {name}`")
+    build = f"run `./inv build-kernels -n {name}{own}`{then}"
+    return f"the kernels of {name} were not built{why}; {build}"
+
+
+def kernels_left_out(why: str) -> Gate:
+    """Gate 2 of a changed kernel that the manifest wants and the plan has no extension of.
+
+    This is no gate that nobody looked at: the edited source is known to run nowhere.
+    """
+    return Gate(number=2, verdict=Verdict.FAILED, faults=(why,))
+
+
 def binary_installed(plan: Plan, built: Mapping[str, Any], evidence: Evidence) -> Gate:
     """Gate 3: what was staged, what was bundled and what an import takes are the same bytes."""
     promised = {entry.path: entry.want.sha256 for entry in plan.files}

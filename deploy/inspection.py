@@ -104,12 +104,16 @@ def _bundle_rows(path: Path) -> list[Row]:
 
 
 def _run(what: str, check: Callable[[Bundle], Iterator[str]], made: Bundle) -> list[Row]:
-    """A check yields what is wrong; its last word, marked with "=", is what was found right."""
+    """A check yields what is wrong; its last word is marked.
+
+    "=" stands before what was found right, "?" before why nothing could be checked.
+    """
     said = list(check(made))
-    faults = [text for text in said if not text.startswith("=")]
+    faults = [text for text in said if not text.startswith(("=", "?"))]
     if faults:
         return [Row(FAILED, what, text) for text in faults]
-    return [Row(OK, what, said[-1][1:] if said else "")]
+    last = said[-1] if said else "="
+    return [Row(NOTE if last.startswith("?") else OK, what, last[1:])]
 
 
 # --- of the bundle --------------------------------------------------------------------------------
@@ -198,14 +202,29 @@ def _arch(made: Bundle, manifest: Manifest) -> Iterator[str]:
     """Each compiled extension holds device code of exactly the arch that was asked for."""
     entries = [e for e in made.plan.files if e.role == "extension" and not e.want.absent]
     wanted = manifest.kernels.arch if manifest.kernels else ""
-    if entries and not wanted:
+    if not entries:
+        yield _none_compiled(made, manifest)
+        return
+    if not wanted:
         yield "it installs compiled files, and its manifest says nothing of kernels"
     with zipfile.ZipFile(made.path) as archive, tempfile.TemporaryDirectory() as folder:
         for entry in entries if wanted else ():
             path = Path(folder, "extension.so")
             path.write_bytes(archive.read(f"blobs/{entry.want.sha256}"))
             yield from (f"{entry.path}: {text}" for text in _arch_faults(path, wanted))
-    yield f"={len(entries)} extensions" + (f", all {wanted}" if entries else "")
+    yield f"={len(entries)} extensions, all {wanted}"
+
+
+def _none_compiled(made: Bundle, manifest: Manifest) -> str:
+    """What it means that no extension is carried: nothing, where no kernel source changed."""
+    changed = [row["path"] for row in made.inputs.get("files") or () if row["class"] == "kernel"]
+    if not changed:
+        return "=no kernel source changed, no extension is carried"
+    more = f" (and {len(changed) - 1} more)" if changed[1:] else ""
+    said = f"{changed[0]}{more} changed, and no extension is carried"
+    if reason := manifest.gates.not_applicable.get("2"):
+        return f"?{said}: {reason}"
+    return f"{said}: what was edited there runs nowhere"
 
 
 def _arch_faults(path: Path, wanted: str) -> Iterator[str]:

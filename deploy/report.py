@@ -295,7 +295,14 @@ def _headline(visit: Visit) -> str:
     met = visit.met or visit.evidence.raw.get("met")
     seen = f", met: {met}" if met else ""
     of = f", of {UNLOCKED}" if visit.worktree else ""
-    return printable(f"{visit.evidence.verb.value}: {visit.evidence.outcome}{seen}{of}")
+    return printable(f"{visit.evidence.verb.value}: {outcome(visit)}{seen}{of}")
+
+
+def outcome(visit: Visit) -> str:
+    """How it ended in the agent's word, which knows no gate; one that failed is said with it."""
+    said = visit.evidence.outcome if visit.evidence is not None else ""
+    failed = [gate.number for gate in visit.gates if gate.verdict is Verdict.FAILED]
+    return f"{said}, but gate {failed[0]} FAILED" if failed and said == "verified" else said
 
 
 def fleet_text(visits: Sequence[Visit]) -> str:

@@ -36,6 +36,9 @@ bench:
     8-16K: {dataset: /d/b.jsonl, sha256: "HASH", requests: 50}
     16-32K: {dataset: /d/c.jsonl, sha256: "HASH", requests: 50}
 """.replace("HASH", "a" * 64)
+KERNELS = "kernels: {preset: p, arch: gfx936, extensions: {_rocm_C: {ops: [LLMM1]}}}\n"
+MODULE = {"path": "vllm/a.py", "class": "overlay", "reason": "vllm/**"}
+KERNEL = {"path": "csrc/a.cu", "class": "kernel", "reason": "csrc/**"}
 
 
 def make(
@@ -103,6 +106,9 @@ def test_the_manifest_of_a_bundle_is_the_one_it_was_made_from(tmp_path: Path) ->
          "the official bucket 16-32K is missing"),
         ({"path": "vllm/_rocm_C.abi3.so", "role": "extension", "files": []},
          "it installs compiled files, and its manifest says nothing of kernels"),
+        ({"files": [MODULE, KERNEL], "text": MANIFEST + KERNELS},
+         "csrc/a.cu changed, and no extension is carried"),
+        ({"files": [MODULE, KERNEL]}, "csrc/a.cu changed, and no extension is carried"),
     ],
 )  # fmt: skip
 def test_each_planted_fault_is_found_alone(
@@ -112,6 +118,16 @@ def test_each_planted_fault_is_found_alone(
 
     assert len(found) == 1, found
     assert why in found[0]
+
+
+def test_a_kernel_that_is_left_out_for_a_reason_is_a_note_with_it(tmp_path: Path) -> None:
+    waived = MANIFEST + 'gates: {not_applicable: {"2": the base has no card}}\n'
+
+    rows = inspection.inspect(make(tmp_path, text=waived, files=[MODULE, KERNEL]))
+
+    [told] = [row for row in rows if row.state != inspection.OK]
+    assert (told.state, told.what) == (inspection.NOTE, "compiled for the asked arch only")
+    assert told.found.endswith("no extension is carried: the base has no card")
 
 
 def test_a_renamed_and_an_altered_bundle_are_found(tmp_path: Path) -> None:

@@ -226,6 +226,47 @@ def test_a_kernel_source_that_nothing_compiles_is_the_reason_of_the_gates(
     assert all("`kernels:`" in gate.reason for gate in silent)
 
 
+WANTED = "kernels: {preset: p, arch: gfx936, extensions: {_C: {ops: [gemm]}}}\n"
+
+
+def test_a_kernel_that_is_wanted_and_not_built_fails_gate_2_and_lock_says_it(
+    layout: Layout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = layout.manifest("tiny")
+    path.write_text(path.read_text() + WANTED)
+    flow.lock("tiny", layout)
+    why = (
+        "the kernels of tiny were not built: csrc/tiny.cu changed; "
+        "run `./inv build-kernels -n tiny`, then `./inv lock -n tiny`"
+    )
+    assert why in capsys.readouterr().err.splitlines()
+
+    [visit] = flow.deploy("tiny", "", Request(verb=Verb.DEPLOY), layout)
+
+    assert visit.exit == 10
+    assert visit.gates[1].faults == (why,)
+    verdicts = [gate.verdict.value for gate in visit.gates[:4]]
+    assert verdicts == ["passed", "failed", "not reached", "not reached"]
+    assert "verify: verified, but gate 2 FAILED" in report.visit_text(visit)
+
+
+def test_kernels_that_are_wanted_and_unchanged_are_not_reached_until_they_are_built(
+    layout: Layout,
+) -> None:
+    path, series = layout.manifest("tiny"), layout.series("tiny") / "series"
+    path.write_text(path.read_text() + WANTED)
+    edits = [line for line in series.read_text().splitlines() if "csrc/" not in line]
+    series.write_text("\n".join(edits) + "\n")
+    (layout.series("tiny") / "files/tiny.cu").unlink()
+    flow.lock("tiny", layout)
+
+    [visit] = flow.deploy("tiny", "", Request(verb=Verb.DEPLOY), layout)
+
+    assert visit.exit == 0
+    assert {gate.verdict for gate in visit.gates[1:]} == {Verdict.NOT_REACHED}
+    assert visit.gates[1].reason.startswith("the kernels of tiny were not built; run `./inv build")
+
+
 def test_a_check_lists_what_it_would_change_and_a_restore_what_it_changed(layout: Layout) -> None:
     [clean] = flow.run("tiny", "", Request(verb=Verb.CHECK), layout)
     [restored] = flow.run("tiny", "", Request(verb=Verb.RESTORE), layout)
