@@ -6,6 +6,7 @@ them may be compared is decided in `compare`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -114,10 +115,12 @@ def read(path: Path) -> Run:
     try:
         text = read_regular(path, _SIZE_LIMIT)
         raw = json.loads(text)
-    except (OSError, ValueError, RecursionError) as err:
-        raise _no_record(path.name, str(err)) from err
+    except OSError as err:
+        raise _no_record(str(path), err.strerror or str(err)) from err
+    except (ValueError, RecursionError) as err:
+        raise _no_record(str(path), str(err)) from err
     if isinstance(raw, dict) and "schema" in raw:
-        return parse(raw, path.name)
+        return dataclasses.replace(parse(raw, str(path)), source=path.name)
     return _bare(results.parse(text, path.name), path.name)
 
 
@@ -130,10 +133,13 @@ def parse(raw: Mapping[str, Any], source: str = "the record") -> Run:
     try:
         if raw.get("schema") != SCHEMA:
             raise ValueError(f"its schema is not {SCHEMA}")
-        buckets = {str(row["bucket"]): _bucket(row) for row in raw["buckets"]}
-        return Run(source=source, buckets=buckets, raw=dict(raw))
-    except (KeyError, TypeError, ValueError, AttributeError) as err:
-        raise _no_record(source, f"{type(err).__name__}: {err}") from err
+        _must_have(raw, "it", buckets=list)
+        rows = [_bucket(row, f"bucket {n}") for n, row in enumerate(raw["buckets"], 1)]
+        for name, locked in dict(dict(raw.get("locked") or {}).get("buckets") or {}).items():
+            _must_have(locked, f"the locked bucket {name}", requests=int, sha256=str)
+        return Run(source=source, buckets={row.name: row for row in rows}, raw=dict(raw))
+    except (TypeError, ValueError, AttributeError) as err:
+        raise _no_record(source, str(err)) from err
 
 
 def faults(run: Run, bucket: Bucket) -> tuple[str, ...]:
@@ -238,21 +244,42 @@ def _value(argv: Sequence[str], flag: str) -> str:
     return ""
 
 
-def _bucket(raw: Mapping[str, Any]) -> Bucket:
+def _bucket(raw: Mapping[str, Any], where: str) -> Bucket:
+    _must_have(raw, where, bucket=str, sha256=str, requests=int, argv=list, rounds=list)
+    rounds = [_round(row, f"round {n} of {where}") for n, row in enumerate(raw["rounds"], 1)]
     return Bucket(
-        name=str(raw["bucket"]),
-        sha256=str(raw["sha256"]),
-        requests=int(raw["requests"]),
+        name=raw["bucket"],
+        sha256=raw["sha256"],
+        requests=raw["requests"],
         argv=tuple(map(str, raw["argv"])),
-        rounds=tuple(_round(row) for row in raw["rounds"]),
+        rounds=tuple(rounds),
     )
 
 
-def _round(raw: Mapping[str, Any]) -> Round:
+def _round(raw: Mapping[str, Any], where: str) -> Round:
+    _must_have(raw, where, round=str)
+    for key in ("before", "after"):
+        if state := raw.get(key):
+            place = f"{key!r} in {where}"
+            _must_have(state, place, pid=int, start_ticks=int, boot_id=str)
+            for fault in state.get("faults") or ():
+                _must_have(fault, f"a fault of {place}", text=str, warning=bool)
     found = raw.get("result")
-    return Round(
-        name=str(raw["round"]), result=results.of_json(found) if found else None, raw=dict(raw)
-    )
+    return Round(name=raw["round"], result=results.of_json(found) if found else None, raw=dict(raw))
+
+
+_KINDS = {list: "a list", str: "a text", int: "a whole number", bool: "true or false"}
+
+
+def _must_have(raw: Any, where: str, **kinds: type) -> None:
+    """Raise ValueError, which names the place, unless `raw` is an object with these keys."""
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"{where} is no object")
+    for key, kind in kinds.items():
+        if key not in raw:
+            raise ValueError(f"{where} has no {key!r}")
+        if not isinstance(raw[key], kind):
+            raise ValueError(f"{key!r} of {where} is not {_KINDS[kind]}")
 
 
 def _bare(found: Result, source: str) -> Run:

@@ -363,3 +363,53 @@ def test_sides_that_have_nothing_in_common_are_refused() -> None:
         compare([run()], [record.parse(other)])
     with pytest.raises(BadValues, match="cannot be paired"):
         compare([run(), run()], [run()])
+
+
+def _cut(raw: dict[str, Any]) -> None:
+    del raw["buckets"]
+
+
+def _no_words(raw: dict[str, Any]) -> None:
+    del raw["buckets"][0]["argv"]
+
+
+def _other_kind(raw: dict[str, Any]) -> None:
+    raw["buckets"][0]["requests"] = "five"
+
+
+def _no_pid(raw: dict[str, Any]) -> None:
+    counted(raw)["before"] = {"start_ticks": 1, "boot_id": "b"}
+
+
+def _no_round(raw: dict[str, Any]) -> None:
+    raw["buckets"][0]["rounds"][0] = None
+
+
+def _nothing_locked(raw: dict[str, Any]) -> None:
+    del raw["locked"]["buckets"][NAME]["requests"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (_cut, "it has no 'buckets'"),
+        (_no_words, "bucket 1 has no 'argv'"),
+        (_other_kind, "'requests' of bucket 1 is not a whole number"),
+        (_no_pid, "'before' in round 2 of bucket 1 has no 'pid'"),
+        (_no_round, "round 1 of bucket 1 is no object"),
+        (_nothing_locked, "the locked bucket 8-16K has no 'requests'"),
+    ],
+)
+def test_a_damaged_record_is_told_with_its_file_and_the_key(
+    damage: Callable[[dict[str, Any]], None], why: str, tmp_path: Path
+) -> None:
+    raw = raw_run()
+    damage(raw)
+    path = tmp_path / "base.json"
+    path.write_text(json.dumps(raw))
+
+    with pytest.raises(BadValues) as caught:
+        record.read(path)
+
+    assert caught.value.what == f"{path} is no record of a measured run"
+    assert caught.value.why == why
