@@ -109,13 +109,22 @@ class Inventory:
             return tuple(self.hosts)
         if group in self.groups:
             return self.groups[group]
-        what = "there are no hosts to choose" if everyone else f"there is no group {group!r}"
+        meant = fields.did_you_mean(group, self.groups)
+        none = "there are no hosts to choose"
         raise BadValues(
-            what,
+            none if everyone else f"there is no group {group!r}{meant}",
             why=f"{FILE} knows the groups: {', '.join(self.groups) or 'none'}; "
             f"the hosts: {', '.join(self.hosts) or 'none'}",
-            fix=f"copy hosts.example.yaml to {FILE} and name your machines in it",
+            fix=self._choose(),
         )
+
+    def _choose(self) -> str:
+        if self.hosts:
+            groups = f"give --group with one of {', '.join(self.groups)}" if self.groups else ""
+            hosts = f"name hosts: -t {','.join(f'ssh:{alias}' for alias in self.hosts)}"
+            return f"{groups}{', or ' if groups else ''}{hosts}"
+        # -n: a file that is there holds pinned keys, or what somebody began.
+        return f"name your machines in {FILE}; `cp -n hosts.example.yaml {FILE}` begins one"
 
     def pins(self) -> dict[str, dict[str, str]]:
         """Return host or jump host -> fingerprint -> when and why it was pinned."""

@@ -64,10 +64,14 @@ def test_a_group_and_all_choose_hosts_and_an_unknown_group_is_refused(tmp_path: 
 
     assert found.chosen(group="g") == ("b",)
     assert found.chosen(everyone=True) == ("a", "b")
-    with pytest.raises(BadValues, match="no group 'h'"):
+    with pytest.raises(BadValues, match="no group 'h'") as unknown:
         found.chosen(group="h")
-    with pytest.raises(BadValues, match="no hosts"):
+    with pytest.raises(BadValues, match="no hosts") as empty:
         Inventory().chosen(everyone=True)
+
+    # What is pasted must not copy the example over a file with pinned keys.
+    assert unknown.value.fix == "give --group with one of g, or name hosts: -t ssh:b,ssh:a"
+    assert "`cp -n hosts.example.yaml hosts.yaml`" in empty.value.fix
 
 
 @pytest.mark.parametrize(
