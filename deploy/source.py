@@ -169,7 +169,10 @@ def _missing(git: Git, role: str, name: str) -> BadValues:
 
 def _no_ancestor(git: Git, base: str, head: str) -> BadValues:
     common = git.run("merge-base", base, head, ok=(0, 1)).stdout.decode().strip()
-    if common:
+    if common == head:
+        why = "it is the other way round: head is an ancestor of base"
+        fix = "base and head look swapped: exchange them in the manifest"
+    elif common:
         why = f"they parted at {common}: the difference would undo what base has and head has not"
         fix = f"rebase head onto base, or use {common} as base"
     elif _is_shallow(git):

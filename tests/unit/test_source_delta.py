@@ -231,6 +231,15 @@ def test_a_base_beside_heads_history_is_refused_with_where_they_parted(repo: Rep
     assert first in error.why
 
 
+def test_a_head_that_base_descends_from_is_called_swapped(repo: Repo) -> None:
+    ids = history(repo)
+
+    error = refused(repo, ids[2], ids[1])
+
+    assert "swapped" in error.fix
+    assert ids[1] not in error.fix
+
+
 def test_equal_trees_are_nothing_to_deploy(repo: Repo) -> None:
     base = based(repo)
 
