@@ -31,6 +31,7 @@ _MARKS = {
 }
 
 _NARROWEST = 20  # columns of a cell that is broken into lines
+_WIDEST = 64  # columns that a cell makes others wait for where nothing is broken: a sha256
 
 
 def as_json(value: Any) -> str:
@@ -46,6 +47,7 @@ def terminal() -> int:
 def table(rows: Sequence[Sequence[str]], indent: str = "  ", width: int | None = None) -> str:
     """Columns as wide as their widest cell; nothing is ever cut, since people paste from it.
 
+    Where no terminal shows it, a cell wider than most moves what is behind it in its own row only.
     A terminal of `width` columns (that of stdout) that is narrower gets narrower columns: a cell
     goes on below itself at a blank, and what cannot be broken stands on a line of its own.
     """
@@ -54,8 +56,8 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ", width: int | None =
         return ""
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     width = terminal() if width is None else width
-    if width:
-        widths = _narrowed(widths, width - len(indent))
+    room = width - len(indent)
+    widths = _narrowed(widths, room) if width else [min(w, _WIDEST) for w in widths]
     starts = [len(indent) + sum(widths[:i]) + 2 * i for i in range(len(widths))]
     return "\n".join(line for row in cells for line in _laid(row, starts, indent, width))
 

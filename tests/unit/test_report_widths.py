@@ -53,6 +53,16 @@ def test_without_a_terminal_each_row_is_one_line() -> None:
     assert folded("word " * 100) == "word " * 100
 
 
+def test_without_a_terminal_one_long_cell_moves_no_other_row() -> None:
+    long = "[" + ", ".join(["vllm/**"] * 50) + "]"
+    said = table([("overlay.include", long, "demo.yaml:4"), ("name", DIGEST, "default")], "")
+
+    assert said.split("\n") == [
+        f"overlay.include  {long}  demo.yaml:4",
+        f"name             {DIGEST}  default",
+    ]
+
+
 def test_a_long_line_goes_on_indented() -> None:
     said = folded("  gate 1  passed\n  gate 2  " + "word " * 10, 40)
 
