@@ -31,7 +31,7 @@ _MARKS = {
 }
 
 _NARROWEST = 20  # columns of a cell that is broken into lines
-_WIDEST = 64  # columns that a cell makes others wait for where nothing is broken: a sha256
+_WIDEST = 72  # columns that a cell makes others wait for where none is broken: "sha256:<64 hex>"
 
 
 def as_json(value: Any) -> str:

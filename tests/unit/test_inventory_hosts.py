@@ -70,7 +70,7 @@ def test_a_group_and_all_choose_hosts_and_an_unknown_group_is_refused(tmp_path: 
         Inventory().chosen(everyone=True)
 
     # What is pasted must not copy the example over a file with pinned keys.
-    assert unknown.value.fix == "give --group with one of g, or name hosts: -t ssh:b,ssh:a"
+    assert unknown.value.fix == "give --group with one of g, or name hosts: -t ssh:a,ssh:b"
     assert "`cp -n hosts.example.yaml hosts.yaml`" in empty.value.fix
 
 
