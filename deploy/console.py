@@ -13,6 +13,7 @@ import inspect
 import io
 import json as jsonlib
 import os
+import re
 import select
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import invoke
+import invoke.main
 
 from deploy.agent.words import Interrupted, printable
 from deploy.errors import BadValues, BundleError, Exit, NeedsPerson, Unfit
@@ -32,6 +34,7 @@ __all__ = ["say", "show_json", "task"]
 
 _INTERRUPTED = Interrupted("interrupted", why="a person or a signal ended it", fix="ask again")
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+_UNKNOWN = re.compile("No idea what ['\"](.*)['\"] is!", re.DOTALL)  # Invoke's parser, of a word
 _PIPE_CLOSED = 141  # what a shell shows for a program that SIGPIPE ended
 
 # Invoke's own letters are the first that a task has free: -w or -o would mean something else in
@@ -74,9 +77,11 @@ class _Flag(invoke.Argument):
             why=why,
             fix=f"{fix}; ./inv --help TASK shows what each flag takes",
         )
-        # Invoke parses before any task runs, and passes on nothing but its own exceptions.
-        as_json = not {"-j", "--json"}.isdisjoint(sys.argv)
-        raise invoke.Exit(code=_report(bad, as_json=as_json)) from None
+        raise _ended(bad) from None
+
+    def __repr__(self) -> str:
+        """Return how the flag is typed: Invoke's parser puts this into its errors."""
+        return f"--{self.names[0]}"
 
 
 class _Task(invoke.Task[Any]):
@@ -85,6 +90,57 @@ class _Task(invoke.Task[Any]):
         for flag in every:
             flag.names = (*flag.names, *_LETTERS.get(flag.names[0], ""))
         return [_checked(flag) if flag.takes_value else flag for flag in every]
+
+
+class _Program(invoke.Program):
+    """Invoke's program, which says in three lines what it does not understand."""
+
+    def parse_tasks(self) -> None:
+        self._told(super().parse_tasks)
+
+    def parse_cleanup(self) -> None:
+        self._told(super().parse_cleanup)
+
+    def _told(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except invoke.ParseError as err:
+            context = err.context
+            task = str(context.name) if context is not None and context.name else ""
+            flags = sorted((context or self.initial_context).flags)
+            tasks = sorted(self.collection.task_names)
+            raise _ended(_misunderstood(str(err), task, flags, tasks)) from None
+
+
+# The program that is at work, by ./inv and by plain inv: it has just loaded us, and parses next.
+invoke.main.program.__class__ = _Program
+
+
+def _misunderstood(said: str, task: str, flags: list[str], tasks: list[str]) -> BundleError:
+    """Return Invoke's complaint about the words of a call as what, why and fix."""
+    from deploy.fields import did_you_mean
+
+    unknown = _UNKNOWN.fullmatch(said)
+    word = unknown[1] if unknown else ""
+    if not unknown:
+        why = re.sub("^Flag (.*) needed value and", r"\1 takes a value and", said).rstrip("!")
+    elif word.startswith("-"):
+        why = f"{task or './inv'} has no flag {word}{did_you_mean(word, flags)}"
+    elif task:
+        why = f"{word!r} is no task, and {task} takes nothing but flags{did_you_mean(word, tasks)}"
+    else:
+        why = f"there is no task {word!r}{did_you_mean(word, tasks)}"
+    shown = f"./inv --help {task} shows what it takes" if task else "./inv --list shows the tasks"
+    return BundleError("cannot understand the call", why=why, fix=shown, exit=Exit.BUG)
+
+
+def _ended(err: BundleError) -> invoke.Exit:
+    """Report what is wrong with the words of a call, and return what ends it.
+
+    Invoke parses before any task runs, and passes on nothing but its own exceptions.
+    """
+    as_json = not {"-j", "--json"}.isdisjoint(sys.argv)
+    return invoke.Exit(code=_report(err, as_json=as_json))
 
 
 def _checked(flag: invoke.Argument) -> _Flag:

@@ -9,9 +9,20 @@ from deploy.console import show_json, task
 
 @task(
     example="./inv hosts.status -n demo --group contest",
-    help={"group": "every host of this group", "to": "only these targets (default: every host)"},
+    help={
+        "group": "every host of this group of hosts.yaml",
+        "all": "every host of hosts.yaml (the default)",
+        "to": "only these targets",
+    },
 )
-def status(_: Context, name: str = "", to: str = "", group: str = "", json: bool = False) -> int:
+def status(
+    _: Context,
+    name: str = "",
+    to: str = "",
+    group: str = "",
+    all: bool = False,
+    json: bool = False,
+) -> int:
     """Show in one table how every host stands to the locked plan. Changes nothing.
 
     A host that is not as planned makes the exit code 10, or that of its own error.
@@ -21,7 +32,7 @@ def status(_: Context, name: str = "", to: str = "", group: str = "", json: bool
     from deploy.carriers import Request
     from deploy.errors import worst
 
-    to = flow.chosen(to, group=group, everyone=not (to or group))
+    to = flow.chosen(to, group=group, everyone=all or not (to or group))
     visits = flow.run(name, to, Request(verb=Verb.CHECK, operator=flow.operator()))
     if json:
         show_json(report.visits_json(visits))

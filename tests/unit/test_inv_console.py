@@ -479,6 +479,46 @@ def test_every_flag_of_a_task_refuses_an_empty_value(flag: str) -> None:
     assert "cannot be used\n  why: its value is empty: ''\n" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "why", "fix"),
+    [
+        ("fial", "there is no task 'fial'; did you mean 'fail'?", "./inv --list"),
+        ("--help fial", "there is no task 'fial'; did you mean 'fail'?", "./inv --list"),
+        ("--bogus", "./inv has no flag --bogus", "./inv --list"),
+        ("fail --knid X", "fail has no flag --knid; did you mean '--kind'?", "./inv --help fail"),
+        ("fail --kind", "--kind takes a value and was not given one", "./inv --help fail"),
+        ("fail --kind --json", "--kind takes a value and was not given one", "./inv --help fail"),
+        ("fail X", "'X' is no task, and fail takes nothing but flags", "./inv --help fail"),
+    ],
+)
+def test_words_that_are_not_understood_are_told_in_three_lines(inv, words, why, fix) -> None:
+    done = inv(*words.split())
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"cannot understand the call\n  why: {why}\n  fix: {fix}")
+    assert done.stderr.count("\n") == 3
+    assert (done.stdout != "") == ("--json" in words)
+
+
+def test_words_that_are_not_understood_are_data_too_where_data_was_asked_for(inv) -> None:
+    done = inv("count", "--mots", "2", "-j")
+
+    said = json.loads(done.stdout)
+    assert (said["schema"], said["error"]["exit"], done.returncode) == ("error/1", 1, 1)
+    assert said["error"]["why"] in done.stderr
+
+
+@pytest.mark.parametrize("argv", [[HERE.top / "inv"], [sys.executable, "-m", "invoke"]])
+def test_every_way_to_call_a_task_tells_a_misspelt_one_in_three_lines(argv) -> None:
+    done = subprocess.run(
+        [*argv, "deplyo"], cwd=HERE.top, capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "  why: there is no task 'deplyo'; did you mean 'deploy'?\n" in done.stderr
+    assert done.stderr.count("\n") == 3
+
+
 def test_a_number_arrives_as_one(inv) -> None:
     assert inv("pause", "--so-long", "2.5").stdout == "2.5\n"
     assert inv("pause").stdout == "0.0\n"
