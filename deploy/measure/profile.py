@@ -31,6 +31,12 @@ _KNOWN = 1 << 12  # names whose class is remembered
 _TAIL = 1 << 16
 _NEEDED = ("Name", "Calls", "TotalDurationNs")
 _WHOLE = (*_NEEDED, "AverageNs", "Percentage")  # the profiler's own table, which ends with Total
+_NUMBERS: Mapping[str, tuple[type[int | float], str]] = {
+    "Calls": (int, "whole number"),
+    "TotalDurationNs": (int, "whole number of nanoseconds"),
+    "AverageNs": (int, "whole number of nanoseconds"),
+    "Percentage": (float, "number of percent"),
+}
 # Names as the runtime's own calls have them. A kernel of such a name is not known.
 _API = re.compile(r"_*hip[A-Z]\w*|hsa_\w+|hiptx\w*")
 _LIMIT = 1 << 20  # characters of one field
@@ -385,7 +391,11 @@ def _first_fault(path: Path, after: int, header: Sequence[str], check: _Check) -
         try:
             for row in reader:
                 line = reader.line_num
-                if line > max(after, 1) and (why := _row_fault(row, header, check)):
+                if line <= max(after, 1):
+                    continue
+                if why := _no_number(row, header):
+                    return _damaged(path, f"line {line}, {why}", _TYPED)
+                if why := _row_fault(row, header, check):
                     return _damaged(path, f"line {line}: {why}", _CUT)
         except csv.Error as err:
             return _damaged(path, f"line {reader.line_num}: {err}", _CUT)
@@ -399,17 +409,30 @@ def _row_fault(row: Sequence[str], header: Sequence[str], check: _Check) -> str:
     values = dict(zip(header, row))
     if values["Name"] == "Total":
         return ""
-    try:
-        calls, total = int(values["Calls"]), int(values["TotalDurationNs"])
-        if calls < 1 or total < 0:
-            return f"{calls} calls of {total} ns in all cannot be"
-        if check.wrong([[value] for value in row], [calls], [total]):
-            return (
-                f"average or share do not follow from {calls} calls of {total} ns:"
-                f" {', '.join(row[len(_NEEDED) :])}"
-            )
-    except ValueError as err:
-        return str(err)
+    calls, total = int(values["Calls"]), int(values["TotalDurationNs"])
+    if calls < 1 or total < 0:
+        return f"{calls} calls of {total} ns in all cannot be"
+    if check.wrong([[value] for value in row], [calls], [total]):
+        return (
+            f"average or share do not follow from {calls} calls of {total} ns:"
+            f" {', '.join(row[len(_NEEDED) :])}"
+        )
+    return ""
+
+
+def _no_number(row: Sequence[str], header: Sequence[str]) -> str:
+    """Name the column that holds no number of its kind, and what is there."""
+    if len(row) != len(header):
+        return ""
+    for name, found in zip(header, row):
+        expected = _NUMBERS.get(name)
+        if expected is None:
+            continue
+        kind, what = expected
+        try:
+            kind(found)
+        except ValueError:
+            return f"column {name}: {found!r} is no {what}"
     return ""
 
 
@@ -511,6 +534,7 @@ class _opened:  # noqa: N801 - reads as a word in `with _opened(path)`
 # --- errors ---------------------------------------------------------------------------------------
 
 _CUT = "fetch the whole file; the profiler writes it while it ends, which may take minutes"
+_TYPED = "give the table as the profiler wrote it; docs/measure.md shows its columns"
 _EMPTY = "record again: start, load, stop, flush, exit, and let the profiler end by itself"
 _OTHER = "give the profiler's *.hipkernel.csv, or its *.db"
 

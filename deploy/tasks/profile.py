@@ -49,7 +49,7 @@ def status(
     help={
         "file": "the profiler's *.hipkernel.csv, or its *.db",
         "before": "another one: where did the time go?",
-        "top": "how many of the longest kernels to show",
+        "top": "how many of the longest kernels to show: 1 to 20",
     },
 )
 def summary(
@@ -58,7 +58,15 @@ def summary(
 ) -> int:  # fmt: skip
     """Group kernels into the manifest's classes: time, share, bars, and what is left to gain."""
     from deploy import figures, measuring
+    from deploy.errors import BadValues
+    from deploy.measure.profile import TOP
 
+    if not 1 <= top <= TOP:
+        raise BadValues(
+            f"--top {top} cannot be shown",
+            why=f"a profile keeps its {TOP} longest kernels",
+            fix=f"give a number from 1 to {TOP}; --json shows all of them",
+        )
     after, older = measuring.profiles(name, file, before)
     if json:
         found = after.to_json()

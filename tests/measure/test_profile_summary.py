@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import shutil
 import sqlite3
+import subprocess
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from deploy.errors import BadValues, Refused
+from deploy.layout import HERE
 from deploy.measure import profile
 from deploy.measure.profile import Classes, summary
 
@@ -160,7 +162,14 @@ GOOD = '"a","1","20","20","66.667"\n"b","1","10","10","33.333"\n'
         (HEAD + '"a","1","20","20","70.0"\n' + B + TOTAL, "line 2: average"),
         (HEAD + GOOD + '"Total","3","30","10","100.0"\n', "says 3 calls and 30 ns"),
         (HEAD + '"a","0","20","20","66.667"\n' + B + TOTAL, "line 2: 0 calls"),
-        (HEAD + '"a","x","20","20","66.667"\n' + B + TOTAL, "line 2: invalid"),
+        (HEAD + '"a","x","20","20","66.667"\n' + B + TOTAL,
+         "line 2, column Calls: 'x' is no whole number"),
+        (HEAD + '"a","1","2e1","20","66.667"\n' + B + TOTAL,
+         "line 2, column TotalDurationNs: '2e1' is no whole number of nanoseconds"),
+        (HEAD + '"a","1","20","20.5","66.667"\n' + B + TOTAL,
+         "line 2, column AverageNs: '20.5' is no whole number of nanoseconds"),
+        (HEAD + '"a","1","20","20","most"\n' + B + TOTAL,
+         "line 2, column Percentage: 'most' is no number of percent"),
         (HEAD + '"a","1","20"\n' + TOTAL, "line 2: 3 fields where the header has 5"),
         (HEAD + '"Total","0","0","0","100.0"\n', "it holds no kernel call"),
     ],
@@ -170,6 +179,26 @@ def test_a_damaged_table_is_an_error_with_its_line(text: str, why: str, tmp_path
         summary(write(tmp_path / "k.csv", text), {"x": ("*",)})
 
     assert why in caught.value.why
+
+
+def test_a_value_that_was_typed_wrong_is_not_told_to_be_a_cut_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "k.csv", HEAD + '"a","x","20","20","66.667"\n' + B + TOTAL)
+
+    with pytest.raises(BadValues) as caught:
+        summary(path, {"x": ("*",)})
+
+    assert "as the profiler wrote it" in caught.value.fix
+    assert "docs/measure.md" in caught.value.fix
+
+
+@pytest.mark.parametrize("top", ["-1", "21"])
+def test_a_number_of_kernels_that_cannot_be_shown_is_refused(top: str) -> None:
+    argv = ("./inv", "profile.summary", "-n", "demo", "--file", str(KERNELS), "--top", top)
+
+    done = subprocess.run(argv, cwd=HERE.top, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[0] == f"--top {top} cannot be shown"
 
 
 def test_a_fault_far_down_is_named_by_its_own_line(tmp_path: Path) -> None:
