@@ -23,7 +23,7 @@ from . import arch as archs
 from . import ccache, disk, elf, log, ninja, objects, preset, proof, record, results, tree, twins
 from .request import Artefact, Build, BuildRequest
 from .runner import Local, Runner
-from .workshop import Workshop, ccache_dir, say
+from .workshop import Workshop, ccache_dir, say, tools_of
 
 CONFIGURE_SECONDS = 1800
 BUILD_SECONDS = 4 * 3600
@@ -40,13 +40,14 @@ def build(request: BuildRequest, runner: Runner | None = None) -> Build:
     """
     archs.asked(request.arch)
     runner = runner or Local()
+    tools = tools_of(request, runner)  # first: without them nothing is made and left behind
     with record.locked(request.build_dir) as lock, _full_disk(request.build_dir):
         runner.hold(lock)
         found = disk.require_local(request.build_dir)
         say(f"{request.build_dir}: {found.type}, {found.latency_us:.0f} us a call")
         record.own(request.build_dir, request.out)
         ccache_dir(request).mkdir(parents=True, exist_ok=True)
-        shop = Workshop.open(request, runner)
+        shop = Workshop.open(request, runner, tools)
         laid, warnings = _lay(shop)
         reasons = shop.why_clean(laid.listing)
         if not reasons and (done := _nothing_to_do(shop, laid)):

@@ -65,10 +65,10 @@ def survey(request: BuildRequest, runner: Runner, known: Mapping[str, str]) -> T
     try:
         said = runner.ask(command, env=_clean(), cwd=Path("/"))
     except Unfit as err:
-        raise _blind(request, err.why) from err
+        raise _blind(request, runner, err.why) from err
     _, mark, answer = said.rpartition(MARK)
     if not mark:
-        raise _blind(request, "it ended before the interpreter was started")
+        raise _blind(request, runner, "it ended before the interpreter was started")
     found = json.loads(answer.splitlines()[0])
     if isinstance(known, dict):
         known.clear()
@@ -80,7 +80,7 @@ def survey(request: BuildRequest, runner: Runner, known: Mapping[str, str]) -> T
         rocm=found["rocm"],
         nvcc=found["nvcc"],
     )
-    _require(chain)
+    _require(chain, runner)
     return chain
 
 
@@ -89,12 +89,17 @@ def recorded(env: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in sorted(env.items()) if key not in PERSONAL}
 
 
-def _blind(request: BuildRequest, why: str) -> Unfit:
+def _blind(request: BuildRequest, runner: Runner, why: str) -> Unfit:
     return Unfit(
         "cannot look at the toolchain",
         why=f"{request.env_script or request.python}: {why}",
-        fix="correct base.env_script and base.python in the manifest",
+        fix=f"correct base.env_script and base.python in the manifest{_or_in_a_container(runner)}",
     )
+
+
+def _or_in_a_container(runner: Runner) -> str:
+    """Where nothing of the toolkit is on this machine, the target's image has it."""
+    return "; or compile in the target's image: --where container:IMAGE" * (runner.where == "local")
 
 
 def _clean() -> dict[str, str]:
@@ -120,7 +125,7 @@ def _build_env(request: BuildRequest, found: Mapping[str, Any]) -> dict[str, str
     }
 
 
-def _require(chain: Toolchain) -> None:
+def _require(chain: Toolchain, runner: Runner) -> None:
     for name, package in (("cmake", "cmake"), ("ninja", "ninja-build"), ("ccache", "ccache")):
         if not chain.tool(name):
             raise Unfit(
@@ -140,13 +145,14 @@ def _require(chain: Toolchain) -> None:
             "no HIP compiler was found",
             why=f"ROCM_PATH is {chain.rocm or 'not set'}, and there is no llvm/bin/clang++ below it"
             + (f"; {chain.nvcc} is a CUDA compiler and is not used" if chain.nvcc else ""),
-            fix="set base.env_script to the toolchain's env.sh, for instance /opt/dtk/env.sh",
+            fix="set base.env_script to the toolchain's env.sh, for instance /opt/dtk/env.sh"
+            + _or_in_a_container(runner),
         )
     if not chain.identity["torch"]["version"]:
         raise Unfit(
             "base.python has no torch",
             why="its torch converts the sources and is linked against",
-            fix="correct base.python, or install torch for it",
+            fix="correct base.python, or install torch for it" + _or_in_a_container(runner),
         )
 
 

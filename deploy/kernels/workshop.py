@@ -23,6 +23,18 @@ from .request import BuildRequest
 from .runner import Runner
 from .tree import Listing
 
+Tools = tuple[toolchain.Toolchain, dict[str, str]]
+
+
+def tools_of(request: BuildRequest, runner: Runner) -> Tools:
+    """Look at the toolchain; return it with the digests of its large files. Writes nothing.
+
+    Raises:
+        Unfit: a tool is missing.
+    """
+    known = dict(record.read(request.build_dir).files)
+    return toolchain.survey(request, runner, known), known
+
 
 @dataclass
 class Workshop:
@@ -38,15 +50,14 @@ class Workshop:
     seconds: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, request: BuildRequest, runner: Runner) -> Workshop:
-        """Look at the toolchain and at what the folder remembers.
+    def open(cls, request: BuildRequest, runner: Runner, tools: Tools | None = None) -> Workshop:
+        """Look at the toolchain, unless it is told, and at what the folder remembers.
 
         Raises:
             Unfit: a tool is missing. BadValues: the preset cannot be used.
         """
+        chain, known = tools or tools_of(request, runner)
         before = record.read(request.build_dir)
-        known = dict(before.files)
-        chain = toolchain.survey(request, runner, known)
         rendered = _preset(request, chain)
         cached = ccache.environment(
             ccache_dir(request), request.ccache_size, request.build_dir, chain.digest

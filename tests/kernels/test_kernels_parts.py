@@ -17,6 +17,7 @@ from deploy.agent.plan import ABSENT, State
 from deploy.errors import BadValues, Refused, Unfit
 from deploy.git import Git
 from deploy.kernels import arch, ccache, disk, objects, preset, proof, record, tree, twins
+from deploy.kernels.build import build
 from deploy.kernels.log import Hipified
 from deploy.kernels.request import Artefact, planned
 from tests.kernels.mini_room import TOP, Checkout, Tools, request_for
@@ -140,6 +141,22 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
     with pytest.raises(Unfit, match="cannot build in /proc/none") as caught:
         disk.require_local(Path("/proc/none"))
     assert "build_dir" in caught.value.fix
+
+
+# --- a machine without the toolkit
+
+
+def test_without_a_toolkit_nothing_is_made_and_the_image_is_named(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    nothing = Tools(prefix=tmp_path / "no", python=Path("/usr/bin/python3"))
+    room = tmp_path / "room"
+
+    with pytest.raises(Unfit, match="cannot look at the toolchain") as caught:
+        build(request_for(nothing, checkout, room))
+
+    assert "--where container:IMAGE" in caught.value.fix
+    assert not room.exists()
 
 
 # --- trees
