@@ -240,10 +240,10 @@ def bundle_text(made: Bundle, python: str) -> str:
         [
             f"{made.path}  ({made.path.stat().st_size:,} bytes, sha256 {made.sha256})",
             "Without SSH: upload it, then in the container's terminal",
-            f"  {python} -I -S {name} check  --root /",
-            f"  {python} -I -S {name} deploy --root /",
+            f"  {python} -I -S {name} check  --root / > check.json",
+            f"  {python} -I -S {name} deploy --root / > deploy.json",
             f"  {python} -I -S {name} verify --root / > evidence.json",
-            "and bring evidence.json back, to have it judged:",
+            "What they found is on the screen. Bring evidence.json back, to have it judged:",
             f"  ./inv verify -n {made.plan.name} --evidence evidence.json",
         ]
     )

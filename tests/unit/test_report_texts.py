@@ -50,7 +50,9 @@ def test_what_to_type_with_a_bundle_names_it_and_its_manifest(tmp_path: Path) ->
 
     text = report.bundle_text(made, "/usr/bin/python3")
 
-    assert "  /usr/bin/python3 -I -S mine-123456789abc.pyz verify --root / > evidence.json" in text
+    for verb, kept in (("check ", "check"), ("deploy", "deploy"), ("verify", "evidence")):
+        typed = f"  /usr/bin/python3 -I -S mine-123456789abc.pyz {verb} --root / > {kept}.json"
+        assert typed in text.splitlines()
     assert "  ./inv verify -n mine --evidence evidence.json" in text
 
 
