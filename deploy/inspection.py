@@ -22,6 +22,7 @@ from deploy.agent.words import Verb
 from deploy.bundle import Bundle
 from deploy.errors import BadValues, BundleError
 from deploy.kernels.elf import read as read_elf
+from deploy.layout import HERE, Layout
 from deploy.manifest import Manifest
 from deploy.measure import record
 from deploy.measure import result as results
@@ -67,6 +68,26 @@ def inspect(path: Path) -> list[Row]:
             fix="give --file with a bundle (NAME-<12 hex>.pyz), or the folder that is handed in",
         )
     return _bundle_rows(path)
+
+
+def chosen(name: str = "", here: Path = Path(), layout: Layout = HERE) -> Path:
+    """What is checked where no file is named: this folder, or the newest bundle of a manifest.
+
+    Raises:
+        BadValues: neither holds a bundle.
+    """
+    if not name and any(here.glob("*.pyz")):
+        return here
+    name = manifests.choose(name, layout)
+    made = layout.out.glob(f"{name}-{'[0-9a-f]' * 12}.pyz")
+    newest = max(made, key=lambda path: path.stat().st_mtime_ns, default=None)
+    if newest is None:
+        raise BadValues(
+            "there is no submission to check",
+            why=f"there is no bundle of {name} below {layout.out}, and no --file was given",
+            fix=f"run `./inv bundle -n {name}`, or give --file with a bundle or a folder",
+        )
+    return newest
 
 
 def manifest_of(made: Bundle) -> Manifest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from invoke import Context
 
-from deploy.console import show_json, task
+from deploy.console import say, show_json, task
 
 
 @task(
@@ -43,10 +43,13 @@ def write_report(
 
 @task(
     name="check-submission",
-    example="./inv check-submission --file qwen35.pyz",
-    help={"file": "a bundle, or the folder that is handed in"},
+    example="./inv check-submission -n demo",
+    help={
+        "file": "a bundle, or the folder that is handed in (default: this folder where a bundle"
+        " lies in it, else the newest bundle of -n below out/)"
+    },
 )
-def check_submission(_: Context, file: str = "", json: bool = False) -> int:
+def check_submission(_: Context, name: str = "", file: str = "", json: bool = False) -> int:
     """Check everything about a submission that needs no card: one table. Changes nothing."""
     from pathlib import Path
 
@@ -54,7 +57,10 @@ def check_submission(_: Context, file: str = "", json: bool = False) -> int:
     from deploy.agent.words import Exit
     from deploy.report import table
 
-    rows = inspection.inspect(Path(file))
+    path = Path(file) if file else inspection.chosen(name)
+    if not file:
+        say(f"checking {path.resolve()}")
+    rows = inspection.inspect(path)
     if json:
         show_json({"schema": "inspection/1", "checks": [row._asdict() for row in rows]})
     else:

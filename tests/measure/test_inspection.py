@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from deploy import manifest as manifests
 from deploy.agent.plan import ABSENT, Plan, PlannedFile, State
 from deploy.bundle import Sink
 from deploy.errors import BadValues
-from deploy.layout import HERE
+from deploy.layout import HERE, Layout
 
 FIXTURES = Path(__file__).parent / "fixtures"
 MANIFEST = """schema: 1
@@ -215,3 +216,28 @@ def test_a_folder_of_no_or_two_bundles_is_a_question(tmp_path: Path) -> None:
         make(tmp_path, body=b"V = 2\n")
     with pytest.raises(BadValues, match="no submission"):
         inspection.inspect(tmp_path / "nothing.pyz")
+
+
+def test_without_a_file_the_folder_is_checked_or_the_newest_bundle_of_the_manifest(
+    tmp_path: Path,
+) -> None:
+    layout, here = Layout(tmp_path), tmp_path / "here"
+    here.mkdir()
+    for folder in (layout.out, layout.manifest("t").parent):
+        folder.mkdir()
+    layout.manifest("t").write_text(MANIFEST)
+    newer, older = make(layout.out), make(layout.out, body=b"V = 2\n")
+    other = layout.out / f"another-{'0' * 12}.pyz"
+    other.touch()
+    os.utime(older, (1, 1))
+
+    assert inspection.chosen("", here, layout) == newer
+    assert inspection.chosen("t", here, layout) == newer
+    (here / "mine.pyz").touch()
+    assert inspection.chosen("", here, layout) == here
+    assert inspection.chosen("t", here, layout) == newer
+    for path in (newer, older):
+        path.unlink()
+    with pytest.raises(BadValues, match="no submission to check") as caught:
+        inspection.chosen("t", here, layout)
+    assert "./inv bundle -n t" in caught.value.fix
