@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import secrets
 import socket
 import tarfile
@@ -37,6 +38,7 @@ _OLDEST = "1.24"  # the API that the SDK still speaks
 _HELLO = 20.0  # seconds until an engine that does not answer counts as absent
 _PATIENCE = 3600.0  # seconds of silence: a big load is one request
 _SLICE = 1 << 18
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 Progress = Callable[[int, int], None]  # bytes so far, bytes in all (0: not known)
 
@@ -236,8 +238,8 @@ class Engine:
                 decode=True,
             ):
                 if "error" in line:
-                    raise _failed_step(str(line["error"]), last)
-                if text := str(line.get("stream", "")).strip():
+                    raise _failed_step(" ".join(_plain(str(line["error"]))), last)
+                for text in _plain(str(line.get("stream", ""))):
                     last.append(text)
                     tell(text)
         except docker.errors.APIError as err:
@@ -679,6 +681,12 @@ def _load_error(said: str) -> Refused | Unfit:
         why=said,
         fix="see the engine's log; nothing was loaded",
     )
+
+
+def _plain(text: str) -> list[str]:
+    """The lines of one piece of a build's output; the builder colours what went to stderr."""
+    lines = (line.strip() for line in _COLOUR.sub("", text).splitlines())
+    return [line for line in lines if line]
 
 
 def _failed_step(why: str, said: list[str]) -> Refused:

@@ -161,6 +161,21 @@ def test_a_step_that_fails_leaves_no_image_and_no_container(engine: Engine, tmp_
 
 
 @pytest.mark.docker
+def test_what_a_step_says_comes_line_by_line_and_without_colours(
+    engine: Engine, tmp_path: Path
+) -> None:
+    speak = "printf 'to stdout\\n'; printf 'to stderr\\nand more\\n' >&2"
+    folder = context(tmp_path, f"FROM {dock.DEBIAN}\nRUN {speak}; exit 7\n")
+    said: list[str] = []
+
+    with pytest.raises(Refused) as caught:
+        recipe.build(engine, folder, "dcu-test/speaks:1", said.append)
+
+    assert {"to stdout", "to stderr", "and more"} <= set(said)
+    assert [line for line in (*said, caught.value.why) if not line.isprintable()] == []
+
+
+@pytest.mark.docker
 def test_a_context_over_the_limit_is_not_sent(engine: Engine, tmp_path: Path) -> None:
     folder = context(tmp_path, f"FROM {dock.DEBIAN}\nCOPY big /\n", None, "big")
     (folder / "big").write_bytes(bytes(5000))
