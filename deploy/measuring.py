@@ -240,7 +240,8 @@ def profile_words(name: str, buckets: str, layout: Layout = HERE) -> list[str]:
             why=f"the manifest has {', '.join(manifest.bench.buckets)}",
             fix="name one of these",
         )
-    return ["sh", f"{manifest.launch.dir}/run_throughput.sh", *wanted] if wanted else []
+    # From launch.dir, wherever a host has it: profile.sh is run there.
+    return ["sh", "./run_throughput.sh", *wanted] if wanted else []
 
 
 def paths(text: str) -> list[Path]:

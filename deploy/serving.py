@@ -194,14 +194,16 @@ def _variant(manifest: Manifest, *, off: bool, twin: bool) -> Manifest:
 
 
 def _carried(manifest: Manifest, made: Bundle, verb: Verb) -> dict[str, Any]:
-    """What a call carries: the launch it is about, and for a start the scripts and the bundle."""
-    options: dict[str, Any] = {"launch": Launch.of_manifest(manifest.meaning()).to_json()}
+    """What a call carries: the launch it is about, which bundle, and for a start the scripts."""
+    options: dict[str, Any] = {
+        "launch": Launch.of_manifest(manifest.meaning()).to_json(),
+        "bundle": {"name": made.path.name, "sha256": made.sha256},
+    }
     if verb is Verb.START:
         options["scripts"] = {
             one.name: {"mode": f"{one.mode:04o}", "text": one.data.decode()}
             for one in scripts.on_target(manifest)
         }
-        options["bundle"] = {"name": made.path.name, "sha256": made.sha256}
     return options
 
 

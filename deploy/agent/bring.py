@@ -1,7 +1,8 @@
 """Bring the rendered scripts and the bundle itself to launch.dir, so that a person can use them.
 
 A script finds the one bundle beside it; an older one of the same name would make that a question,
-so it goes. Nothing else in the folder is touched, and nothing is written that is already right.
+so it goes. Where this machine departs from the manifest is written beside the scripts, whose bytes
+the lock pins. Nothing else in the folder is touched, and nothing is written that is already right.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from .main import Call
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+OVERRIDES = "overrides.sh"  # read by every script
+_PLACES = ("site", "python", "env_script", "launch_dir")
 
 
 def bring(call: Call, folder: str) -> list[str]:
@@ -41,12 +45,60 @@ def bring(call: Call, folder: str) -> list[str]:
         if _differs(_checked(folder, name), hashlib.sha256(data).hexdigest(), mode):
             _write(_checked(folder, name), iter([data]), mode)
             written.append(name)
+    if _lay_overrides(folder, overrides(call)):
+        written.append(OVERRIDES)
     if bundle and _differs(_checked(folder, bundle["name"]), bundle["sha256"], 0o644):
         _write_bundle(call, _checked(folder, bundle["name"]), str(bundle["sha256"]))
         written.append(str(bundle["name"]))
     if bundle:
         _drop_older(folder, str(bundle["name"]), call.plan.name)
     return written
+
+
+def overrides(call: Call) -> dict[str, str]:
+    """Return the places where this call departs from the plan: hosts.yaml's, or flags typed."""
+    said = {place: str(getattr(call.request, place)) for place in _PLACES}
+    return {place: path for place, path in said.items() if path != getattr(call.plan, place)}
+
+
+def bundle_in(call: Call, folder: str) -> str:
+    """Return the name of this call's own bundle where it lies in `folder`, else "".
+
+    Another one may lie beside it: whoever runs a script there names the one that is meant.
+    """
+    name = str((call.request.options.get("bundle") or {}).get("name") or "")
+    if not name and isinstance(call.blobs, ZipBlobs):
+        name = _name_in(call, call.blobs, folder)
+    return name if name and os.path.isfile(_checked(folder, name)) else ""
+
+
+def _name_in(call: Call, blobs: ZipBlobs, folder: str) -> str:
+    """The running bundle's own name where it lies in `folder`, else the one it is brought by."""
+    if os.path.realpath(os.path.dirname(blobs.path)) == os.path.realpath(folder):
+        return os.path.basename(blobs.path)
+    return f"{call.plan.name}-{_sha256_of(blobs)[:12]}.pyz"
+
+
+def _sha256_of(blobs: ZipBlobs) -> str:
+    total = hashlib.sha256()
+    for chunk in blobs.whole():
+        total.update(chunk)
+    return total.hexdigest()
+
+
+def _lay_overrides(folder: str, found: Mapping[str, str]) -> bool:
+    """Write what departs as the scripts' variables, or take away what an earlier call wrote."""
+    path = os.path.join(folder, OVERRIDES)
+    if not found:
+        if os.path.lexists(path):
+            os.unlink(path)
+        return False
+    lines = [f"own_{place}={shlex.quote(value)}\n" for place, value in sorted(found.items())]
+    data = "".join(["# Where this machine departs from the manifest.\n", *lines]).encode()
+    if not _differs(path, hashlib.sha256(data).hexdigest(), 0o644):
+        return False
+    _write(path, iter([data]), 0o644)
+    return True
 
 
 def _own(
@@ -65,8 +117,7 @@ def _own(
         found[name] = {"mode": str(row["mode"]), "text": data.decode()}
     if not found or os.path.realpath(os.path.dirname(blobs.path)) == os.path.realpath(folder):
         return found, {}
-    sha256 = hashlib.sha256(b"".join(blobs.whole())).hexdigest()
-    return found, {"name": f"{call.plan.name}-{sha256[:12]}.pyz", "sha256": sha256}
+    return found, {"name": _name_in(call, blobs, folder), "sha256": _sha256_of(blobs)}
 
 
 def _checked(folder: str, name: str) -> str:

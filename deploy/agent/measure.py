@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 # Nothing may be imported late by the worker: the bundle it was forked from may be gone by then.
-from . import accuracy, jobs, profiling, rounds, serve
+from . import accuracy, bring, jobs, profiling, rounds, serve
 from .launch import Launch
 from .words import BundleError, Exit, Refused, Unfit, printable
 
@@ -44,6 +44,8 @@ def measure(call: Call) -> None:
 
 
 def _start(call: Call, kind: str, options: Mapping[str, Any]) -> None:
+    if kind == "profile":
+        serve.require_whole_machine(call)
     jobs.require_idle(_top(call))
     if kind == "bench":
         job = _bench(call, options)
@@ -88,8 +90,10 @@ def _profile(call: Call, options: Mapping[str, Any]) -> jobs.Job:
     script = os.path.join(top, profiling.SCRIPT)
     profiling.require_script(script)
 
+    environ = {**os.environ, serve.BUNDLE: bring.bundle_in(call, top)}
+
     def work(job: jobs.Job) -> None:
-        profiling.work(job, script, words)
+        profiling.work(job, script, words, environ)
 
     return jobs.start(top, "profile", {"words": list(words)}, work)
 

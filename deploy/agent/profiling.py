@@ -11,6 +11,7 @@ import glob
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from . import faults, service
@@ -56,7 +57,7 @@ def require_script(path: str) -> None:
         )
 
 
-def work(job: Job, script: str, words: tuple[str, ...]) -> None:
+def work(job: Job, script: str, words: tuple[str, ...], environ: Mapping[str, str]) -> None:
     """Run the script to its end and keep what it left.
 
     Raises:
@@ -69,6 +70,7 @@ def work(job: Job, script: str, words: tuple[str, ...]) -> None:
         child = subprocess.Popen(
             ("/bin/sh", script, *words),
             cwd=os.path.dirname(script),
+            env=environ,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

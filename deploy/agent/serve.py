@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import faults, health, interpreter, log, machine, oom, service
-from .bring import bring
+from .bring import bring, bundle_in, overrides
 from .faults import Fault
 from .launch import Launch, NoRecord, Run, read_run, record
 from .log import Place
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .main import Call
 
 START_SCRIPT = "start_vllm.sh"
+BUNDLE = "DCU_BUNDLE"  # tells a script which of the bundles beside it is meant; "" any
 _SCRIPT_TIME = (
     300.0  # seconds that the script may take; it returns as soon as the server is started
 )
@@ -52,9 +53,19 @@ def look(call: Call) -> None:
 def lay(call: Call) -> None:
     """Verb `scripts`: put the scripts and the bundle into launch.dir, for a person to run them."""
     folder = wanted_of(call).launch.dir
-    written = bring(call, folder)
-    call.evidence["scripts"] = {"folder": folder, "written": written}
+    written = _bring(call, folder)
     call.evidence["outcome"] = "brought" if written else "nothing to do"
+
+
+def _bring(call: Call, folder: str) -> list[str]:
+    """Bring the scripts, and note where this machine departs from what they say."""
+    written, departs = bring(call, folder), overrides(call)
+    call.evidence["scripts"] = {"folder": folder, "written": written, "overrides": departs}
+    if written:
+        call.say(f"brought to {printable(folder)}: {', '.join(written)}")
+    for place, path in departs.items():
+        call.say(f"not as in the manifest: {place} is {printable(path)}")
+    return written
 
 
 def start(call: Call) -> None:
@@ -62,8 +73,9 @@ def start(call: Call) -> None:
 
     Raises:
         Refused: something of an older service is there; nothing was started.
-        Unfit: there is no script.
+        Unfit: there is no script, or the target is a folder of this machine.
     """
+    require_whole_machine(call)
     wanted = wanted_of(call)
     seen = service.observe(wanted, ask=False)
     found = faults.before_start(seen)
@@ -74,15 +86,27 @@ def start(call: Call) -> None:
             why="the process state is not clean:" + _lines(found),
             fix="stop what is left (`./inv serve.stop`, what is not ours by hand) and start again",
         )
-    written = bring(call, wanted.launch.dir)
-    if written:
-        call.say(f"brought to {printable(wanted.launch.dir)}: {', '.join(written)}")
-    run = _run_script(wanted, call.say)
+    _bring(call, wanted.launch.dir)
+    run = _run_script(wanted, call.say, bundle_in(call, wanted.launch.dir))
     ready = float(call.request.options.get("ready") or wanted.launch.ready)
     if ready > 0:
         _await(run, wanted, ready, call.say)
     seen = service.observe(wanted)
     _answer(call, seen, _judged(wanted, seen, "running", asked=ready > 0))
+
+
+def require_whole_machine(call: Call) -> None:
+    """Raise Unfit where the target is a folder: a process started from it would see this machine.
+
+    Its interpreter, its site and its launch.dir lie elsewhere than the scripts say.
+    """
+    if os.path.realpath(call.tree.root) != "/":
+        raise Unfit(
+            "no service can be started below a folder",
+            why=f"the target's root is {printable(call.tree.root)}; the scripts mean the paths of"
+            " the machine that they run on",
+            fix="start it on the machine itself: -t ssh:ALIAS, container:ID, or local:/",
+        )
 
 
 def note(call: Call) -> None:
@@ -284,7 +308,7 @@ def _lines(found: Any) -> str:
     return "".join(f"\n    {fault.text}" for fault in found if not fault.warning)
 
 
-def _run_script(wanted: service.Wanted, say: Say) -> Run:
+def _run_script(wanted: service.Wanted, say: Say, bundle: str) -> Run:
     """Run the start script in a session of its own; return the record that it wrote."""
     folder = wanted.launch.dir
     script = os.path.join(folder, START_SCRIPT)
@@ -301,6 +325,7 @@ def _run_script(wanted: service.Wanted, say: Say) -> Run:
         done = subprocess.run(
             ("/bin/sh", script, "--no-wait"),
             cwd=folder,
+            env={**os.environ, BUNDLE: bundle},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

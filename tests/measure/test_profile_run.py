@@ -50,11 +50,14 @@ class Target:
     inside: tuple[str, ...]
     sessions: Path
 
+    overrides: tuple[str, ...] = ()
+
     def run(
         self, verb: str, options: Mapping[str, Any] | None = None, **env: str
     ) -> tuple[int, dict[str, Any], str]:
         argv = [*self.inside, sys.executable, "-I", "-S", str(self.bundle.path), verb]
-        argv += ["--root", "/"] + (["--options", json.dumps(options)] if options else [])
+        argv += ["--root", "/", *self.overrides]
+        argv += ["--options", json.dumps(options)] if options else []
         # The stand-in's `env python3` is then base.python's own, as a vendor's vllm names it.
         path = os.pathsep.join((str(STANDIN), str(Path(sys.executable).parent), os.environ["PATH"]))
         environment = {**os.environ, "PATH": path, "HIPPROF_SESSIONS": str(self.sessions), **env}
@@ -64,13 +67,14 @@ class Target:
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout), done.stderr
 
-    def profile(self, **env: str) -> dict[str, Any]:
-        code, _, said = self.run("measure", {"act": "start", "kind": "profile"}, **env)
+    def profile(self, *words: str, **env: str) -> dict[str, Any]:
+        asked = {"act": "start", "kind": "profile", "words": words}
+        code, _, said = self.run("measure", asked, **env)
         assert code == 0, said
         limit = time.monotonic() + 180
         while True:
-            asked = {"act": "status", "kind": "profile", "record": True}
-            _, evidence, said = self.run("measure", asked)
+            look = {"act": "status", "kind": "profile", "record": True}
+            _, evidence, said = self.run("measure", look)
             assert "measure" in evidence, said
             found: dict[str, Any] = evidence["measure"]
             if found["state"] not in ("starting", "running"):
@@ -150,6 +154,31 @@ def test_a_profile_is_recorded_after_the_warm_round_and_believed_by_its_calls(
     again = target.profile()
     assert again["record"]["table"] != record["table"]
     assert target.run("service", {"expect": "clean", "ask": False})[0] == 0
+
+
+@pytest.mark.slow
+def test_a_profile_is_made_where_the_machine_has_its_launch_folder(
+    target: Target, tmp_path: Path
+) -> None:
+    away = tmp_path / "it's elsewhere"
+    away.mkdir()
+    laid = {path.name: path.read_text() for path in target.folder.glob("*.sh")}
+    for path in [*target.folder.glob("*.sh"), *target.folder.glob("*.pyz")]:
+        path.unlink()
+    # Another submission's bundle is there already, as where two take turns on one machine.
+    (away / "other-0123456789ab.pyz").touch()
+    target.overrides = ("--launch-dir", str(away))
+    own = {"name": target.bundle.path.name, "sha256": target.bundle.sha256}
+    rows = {name: {"mode": "0755", "text": text} for name, text in laid.items()}
+    assert target.run("scripts", {"scripts": rows, "bundle": own})[0] == 0
+    assert target.run("deploy")[0] == 0
+
+    found = target.profile("sh", "./run_throughput.sh", "8-16K")
+
+    assert found["state"] == "done", found["error"]
+    assert found["record"]["calls"] > 0
+    assert list(away.glob("bench/*/8-16K/result.json"))
+    assert not (target.folder / "runs").exists()
 
 
 @pytest.mark.slow

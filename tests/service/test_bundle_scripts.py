@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy import bundle as bundles
+from deploy.agent.plan import Plan
 from tests.carriers.sshd import free_port
 from tests.service import test_service_verbs as verbs
 from tests.service.test_service_verbs import STANDIN, START, Target, own_processes
@@ -44,11 +45,35 @@ def test_the_scripts_are_laid_beside_a_copy_of_the_bundle(target: Target) -> Non
 
     name = target.bundle.path.name
     assert (code, evidence["outcome"]) == (0, "brought"), said
-    assert evidence["scripts"]["written"] == ["start_vllm.sh", name]
+    assert evidence["scripts"]["written"] == ["start_vllm.sh", "overrides.sh", name]
     assert (target.folder / "start_vllm.sh").stat().st_mode & 0o777 == 0o755
     assert (target.folder / name).read_bytes() == target.bundle.path.read_bytes()
     assert [path.name for path in target.folder.glob("*.pyz")] == [name]
     assert target.run("scripts")[1]["outcome"] == "nothing to do"
+
+
+def test_what_a_machine_departs_in_is_laid_too_and_goes_when_the_manifest_says_the_same(
+    target: Target, tmp_path: Path
+) -> None:
+    site, folder = target.overrides[1], str(target.folder)
+    target.run("scripts")
+    laid = (target.folder / "overrides.sh").read_text().splitlines()
+    (target.folder / "mine.sh").write_text("a person's own\n")
+
+    inputs = bundles.read(target.bundle.path).inputs
+    here = {"site": site, "python": sys.executable, "launch_dir": folder}
+    plan = Plan.parse({**verbs.plan().to_json(), **here})
+    text = (target.folder / "start_vllm.sh").read_bytes()
+    target.bundle = bundles.pack(
+        plan, inputs, verbs.fill, tmp_path / "mended", scripts={"start_vllm.sh": text}
+    )
+    target.overrides = ()
+    said = target.run("scripts")[1]["scripts"]
+
+    assert laid[1:] == [f"own_launch_dir={folder}", f"own_python={sys.executable}",
+                        f"own_site={site}"]  # fmt: skip
+    assert said["overrides"] == {}
+    assert sorted(path.name for path in target.folder.glob("*.sh")) == ["mine.sh", "start_vllm.sh"]
 
 
 def test_an_edited_script_is_laid_anew(target: Target) -> None:

@@ -233,6 +233,22 @@ def test_without_a_script_nothing_is_started(target: Target) -> None:
     assert "./inv render" in evidence["error"]["fix"]
 
 
+@pytest.mark.parametrize("asked", [{}, {"act": "start", "kind": "profile"}])
+def test_nothing_is_started_or_brought_where_the_target_is_a_folder(
+    target: Target, tmp_path: Path, asked: dict[str, str]
+) -> None:
+    root = tmp_path / "root"
+    (root / target.overrides[1].lstrip("/")).mkdir(parents=True)
+    options = {**asked, "scripts": {"start_vllm.sh": {"mode": "0755", "text": "exit 0"}}}
+    words = ("--options", json.dumps(options), "--root", str(root))
+
+    code, evidence, _ = target.run("measure" if asked else "start", *words)
+
+    assert code == 3
+    assert f"the target's root is {root}" in evidence["error"]["why"]
+    assert not [path for path in root.rglob("*") if not path.is_dir()]
+
+
 def test_a_request_may_not_write_elsewhere_than_into_the_launch_folder(target: Target) -> None:
     for name in ("../evil.sh", "/tmp/evil.sh", "", ".hidden"):
         options = json.dumps({"scripts": {name: {"mode": "0755", "text": "x"}}})
