@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +154,50 @@ def path_of(layout: Layout, environ: Mapping[str, str]) -> Path:
     return Path(environ.get("DCU_HOSTS") or layout.top / FILE)
 
 
-def trust(path: Path, name: str, new: Key) -> Inventory:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trusted:
+    """The inventory after a key was pinned, and in words what was done for that."""
+
+    inventory: Inventory
+    done: str
+
+
+def section_of(
+    known: Inventory, name: str, *, aliases: Collection[str] = (), jumps: Collection[str] = ()
+) -> str:
+    """Return where the keys of a machine belong: below "hosts" or below "jumps".
+
+    `aliases` and `jumps` are what the ssh configuration knows besides: patterns of Host lines, and
+    jump hosts.
+
+    Raises:
+        BadValues: nobody knows this name, so a key of it would never be asked for.
+    """
+    if name in known.hosts:
+        return "hosts"
+    if name in known.jumps or name in jumps:
+        return "jumps"
+    if _is_alias(name) and any(fnmatchcase(name, pattern) for pattern in aliases):
+        return "hosts"
+    named = {
+        f"hosts of {FILE}": known.hosts,
+        "aliases of the ssh configuration": aliases,
+        "jump hosts": {*known.jumps, *jumps},
+    }
+    told = "; ".join(f"{kind}: {', '.join(sorted(some)) or 'none'}" for kind, some in named.items())
+    meant = fields.did_you_mean(name, {*known.hosts, *known.jumps, *aliases, *jumps})
+    raise BadValues(
+        f"no machine is called {name!r}{meant}",
+        why=f"a key is pinned for a name that is used; known are {told}",
+        fix=f"give one of these with -a; or first name the machine in {FILE}, and give that NAME:"
+        f"\n       hosts:\n         NAME:\n           ssh: {name or 'ADDRESS'}",
+    )
+
+
+def trust(path: Path, name: str, new: Key, section: str = "") -> Trusted:
     """Pin one more key of a host or jump host, by adding lines to hosts.yaml; comments stay.
 
-    Returns the inventory as it now is.
+    `section` is what `section_of` says of the name. A key that is pinned already is left as it is.
 
     Raises:
         BadValues: the fingerprint or the date is none, or the file is written in a way that lines
@@ -164,11 +205,11 @@ def trust(path: Path, name: str, new: Key) -> Inventory:
     """
     _refuse_wrong(new)
     before = load(path)
-    known = {k.fingerprint for k in _keys_of(before, name)}
+    known = {k.fingerprint: k for k in _keys_of(before, name)}
     if new.fingerprint in known:
-        return before
+        return Trusted(inventory=before, done=_already(known[new.fingerprint], new, path))
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    section = "hosts" if name not in before.jumps and _is_alias(name) else "jumps"
+    section = section or ("hosts" if name not in before.jumps and _is_alias(name) else "jumps")
     beside = path.with_name(f".{path.name}.new")
     try:
         beside.write_text(_with_key(text, path, section, name, new), encoding="utf-8")
@@ -179,7 +220,16 @@ def trust(path: Path, name: str, new: Key) -> Inventory:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-    return after
+    joins = section == "hosts" and name not in before.hosts
+    added = f"; added host {name} to {path.name}: --all now includes it" if joins else ""
+    return Trusted(inventory=after, done=f"pinned {new.fingerprint}{added}")
+
+
+def _already(old: Key, new: Key, path: Path) -> str:
+    done = f"already pinned {new.fingerprint}; nothing was written"
+    if new.reason in ("", old.reason):
+        return done
+    return f"{done}, and its reason stays {old.reason!r}: another one is typed into {path.name}"
 
 
 def _refuse_wrong(new: Key) -> None:

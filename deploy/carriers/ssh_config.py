@@ -10,7 +10,7 @@ from __future__ import annotations
 import getpass
 import glob
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,19 @@ class Hop:
     key_alias: str = ""
 
 
+class _Config(paramiko.SSHConfig):
+    _config: list[dict[str, Any]]
+
+    def get_hostnames(self) -> set[str]:
+        # Paramiko's own ends with a KeyError at a Match block.
+        return {pattern for entry in self._config for pattern in entry.get("host", ())}
+
+
 def load(files: Sequence[Path] | None = None) -> paramiko.SSHConfig:
     """Return the parsed configuration of the user and, after it, of the machine."""
     if files is None:
         files = (Path("~/.ssh/config").expanduser(), Path("/etc/ssh/ssh_config"))
-    config = paramiko.SSHConfig()
+    config = _Config()
     for path in files:
         if path.is_file():
             config.parse(_expanded(path, path.parent).splitlines())
@@ -90,6 +98,28 @@ def resolve(name: str, config: paramiko.SSHConfig) -> Hop:
         known_hosts=_known_hosts(found),
         key_alias=str(found.get("hostkeyalias", "")),
     )
+
+
+def aliases(config: paramiko.SSHConfig) -> tuple[str, ...]:
+    """Return the patterns of Host lines, but for those that match whatever is typed."""
+    return tuple(sorted(p for p in _patterns(config) if p.strip("*?")))
+
+
+def jumps(config: paramiko.SSHConfig, more: Iterable[str] = ()) -> frozenset[str]:
+    """Return the jump hosts on the way to any alias or one of `more`, as ProxyJump names them."""
+    todo, found = [*_patterns(config), *more], set[str]()
+    while todo:
+        try:
+            new = set(resolve(todo.pop(), config).jumps) - found
+        except BadValues:  # a line that nobody can use, for a machine that nobody asked about
+            continue
+        found |= new
+        todo += new
+    return frozenset(found)
+
+
+def _patterns(config: paramiko.SSHConfig) -> list[str]:
+    return [pattern for pattern in config.get_hostnames() if not pattern.startswith("!")]
 
 
 def split(name: str) -> tuple[str, str, int]:

@@ -44,7 +44,8 @@ def status(
 @task(
     example="./inv hosts.trust -a a --fingerprint SHA256:... --reason 'rebuilt over night'",
     help={
-        "alias": "a host of hosts.yaml, or a jump host as ProxyJump names it",
+        "alias": "a host of hosts.yaml, an alias of ~/.ssh/config, or a jump host as ProxyJump"
+        " names it",
         "fingerprint": "what `ssh-keygen -lf` prints on the host itself: SHA256:...",
         "reason": "why, for whoever reads hosts.yaml next year",
     },
@@ -57,14 +58,20 @@ def trust(
     import os
 
     from deploy import inventory
+    from deploy.carriers import ssh_config
     from deploy.layout import HERE
 
-    path = inventory.path_of(HERE, os.environ)
+    path, name = inventory.path_of(HERE, os.environ), alias.removeprefix("ssh:")
     today = dt.datetime.now(tz=dt.timezone.utc).date().isoformat()
     key = inventory.Key(fingerprint=fingerprint, since=today, reason=reason)
-    pins = inventory.trust(path, alias, key).pins()[alias]
+    known, config = inventory.load(path), ssh_config.load()
+    jumps = ssh_config.jumps(config, [known.host(host).ssh for host in known.hosts])
+    section = inventory.section_of(known, name, aliases=ssh_config.aliases(config), jumps=jumps)
+    made = inventory.trust(path, name, key, section)
+    pins = made.inventory.pins()[name]
     if json:
-        show_json({"schema": "pins/1", "host": alias, "pins": pins})
+        show_json({"schema": "pins/1", "host": name, "done": made.done, "pins": pins})
     else:
-        print("\n".join(f"{alias}: {pin} ({told})" for pin, told in pins.items()))
+        told = [f"  {pin} ({when})" for pin, when in pins.items()]
+        print("\n".join([f"{name}: {made.done}; trusted now:", *told]))
     return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.carriers.ssh_config import load, resolve, split
+from deploy.carriers.ssh_config import aliases, jumps, load, resolve, split
 from deploy.carriers.ssh_line import route
 from deploy.errors import BadValues
 
@@ -23,6 +23,19 @@ def test_an_alias_gives_address_user_port_and_keys(tmp_path: Path) -> None:
 
     assert (hop.host, hop.port, hop.user) == ("10.0.0.9", 2222, "me")
     assert hop.identity == ("/keys/a",)
+
+
+def test_what_the_file_knows_is_its_aliases_and_every_jump_host_on_the_way(tmp_path: Path) -> None:
+    text = (
+        "Host box\n ProxyJump gate,me@inner:22\nHost inner\n ProxyJump deep\n"
+        "Host *.cluster !bad.cluster\n ProxyJump head\nHost torn\n ProxyJump a:b:c\n"
+        "Host *\n Port 22\nMatch user nobody\n ProxyJump never\n"
+    )
+    found = config(tmp_path, text)
+
+    assert aliases(found) == ("*.cluster", "box", "inner", "torn")
+    assert jumps(found) == {"gate", "me@inner:22", "deep", "head", "a:b:c"}
+    assert jumps(config(tmp_path, "Host *.far\n ProxyJump gate\n"), ["n1.far"]) == {"gate"}
 
 
 def test_what_is_typed_wins_over_the_file(tmp_path: Path) -> None:

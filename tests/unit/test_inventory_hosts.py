@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from deploy.errors import BadValues
-from deploy.inventory import Host, Inventory, Key, load, trust
+from deploy.inventory import Host, Inventory, Key, load, section_of, trust
 from deploy.layout import HERE
 
 PIN = "SHA256:" + "A" * 43
@@ -100,22 +102,73 @@ def test_a_jump_host_is_pinned_below_jumps(tmp_path: Path) -> None:
     path = written(tmp_path, "jumps:\n  gate:\n    keys:\n      - fingerprint: " + OTHER + "\n")
 
     trust(path, "gate", Key(fingerprint=PIN))
-    found = trust(path, "me@node:2200", Key(fingerprint=PIN))
+    found = trust(path, "me@node:2200", Key(fingerprint=PIN)).inventory
 
     assert list(found.pins()["gate"]) == [PIN, OTHER]
     assert list(found.jumps["me@node:2200"].keys) == [Key(fingerprint=PIN)]
     assert not found.hosts
 
 
-def test_pinning_twice_writes_once(tmp_path: Path) -> None:
+def test_pinning_twice_writes_once_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yaml"
-    trust(path, "a", Key(fingerprint=PIN))
+    trust(path, "a", Key(fingerprint=PIN, reason="first"))
     before = path.stat()
 
-    trust(path, "a", Key(fingerprint=PIN, reason="again"))
+    again = trust(path, "a", Key(fingerprint=PIN, reason="again")).done
+    same = trust(path, "a", Key(fingerprint=PIN)).done
 
+    assert same == f"already pinned {PIN}; nothing was written"
+    assert again == f"{same}, and its reason stays 'first': another one is typed into hosts.yaml"
     assert path.stat().st_mtime_ns == before.st_mtime_ns
     assert path.stat().st_ino == before.st_ino
+
+
+def test_a_host_that_is_added_is_told_to_be_one_of_all(tmp_path: Path) -> None:
+    path = written(tmp_path, "hosts:\n  a:\n    ssh: a\n")
+
+    assert trust(path, "a", Key(fingerprint=PIN)).done == f"pinned {PIN}"
+    assert trust(path, "gate", Key(fingerprint=PIN), "jumps").done == f"pinned {PIN}"
+    assert trust(path, "box", Key(fingerprint=PIN), "hosts").done == (
+        f"pinned {PIN}; added host box to hosts.yaml: --all now includes it"
+    )
+    assert load(path).chosen(everyone=True) == ("a", "box")
+
+
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [
+        ("a", "hosts"),
+        ("gate", "jumps"),
+        ("box", "hosts"),
+        ("n1.cluster", "hosts"),
+        ("me@inner:22", "jumps"),
+        ("old", "jumps"),
+    ],
+)
+def test_a_key_goes_where_its_machine_is_known_from(
+    tmp_path: Path, name: str, section: str
+) -> None:
+    text = "hosts:\n  a: {}\njumps:\n  old: {}\n"
+    known = load(written(tmp_path, text))
+    ways = {"aliases": ("box", "gate", "*.cluster"), "jumps": ("gate", "me@inner:22")}
+
+    assert section_of(known, name, **ways) == section
+
+
+@pytest.mark.parametrize("name", ["", "zz", "ssh:a", "A", "root@box", "boxx", "cluster"])
+def test_a_name_that_nobody_knows_is_refused_with_those_that_are_known(
+    tmp_path: Path, name: str
+) -> None:
+    known = load(written(tmp_path, "hosts:\n  a: {}\n"))
+
+    with pytest.raises(BadValues) as caught:
+        section_of(known, name, aliases=("box", "*.cluster"), jumps=("gate",))
+
+    assert "hosts of hosts.yaml: a; aliases of the ssh configuration: *.cluster, box;" in (
+        caught.value.why
+    )
+    assert "jump hosts: gate" in caught.value.why
+    assert f"ssh: {name or 'ADDRESS'}" in caught.value.fix
 
 
 def test_a_file_that_lines_cannot_be_added_to_is_left_alone(tmp_path: Path) -> None:
@@ -135,3 +188,26 @@ def test_what_is_no_fingerprint_is_not_pinned(tmp_path: Path, text: str) -> None
         trust(tmp_path / "hosts.yaml", "a", Key(fingerprint=text))
 
     assert not (tmp_path / "hosts.yaml").exists()
+
+
+def test_the_task_takes_a_name_as_tables_print_it_and_refuses_a_misspelt_one(
+    tmp_path: Path,
+) -> None:
+    path = written(tmp_path, "hosts:\n  a:\n    ssh: box\n")
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/config").write_text("Host box\n  ProxyJump gate\n")
+
+    def pin(name: str) -> tuple[int, str, str]:
+        argv = [HERE.top / "inv", "hosts.trust", "-a", name, "--fingerprint", PIN]
+        env = {**os.environ, "HOME": str(tmp_path), "DCU_HOSTS": str(path)}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout.partition(";")[0], done.stderr
+
+    assert pin("ssh:a")[:2] == (0, f"a: pinned {PIN}")
+    assert pin("gate")[:2] == (0, f"gate: pinned {PIN}")
+    before = path.read_text()
+    code, _, said = pin("zz")
+
+    assert (code, path.read_text()) == (2, before)
+    assert said.startswith("no machine is called 'zz'")
+    assert list(load(path).pins()) == ["a", "gate"]
