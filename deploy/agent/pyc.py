@@ -253,16 +253,21 @@ def understood(answer: bytes, count: int) -> tuple[dict[str, str], list[tuple[st
     return info, results
 
 
-def _start(python: str, jobs: Sequence[Job]) -> Child:
+def question(jobs: Sequence[Job]) -> bytes:
+    """Return what WORK reads."""
     data = [b"%d\n" % len(jobs)]
     for kind, place, source, old in jobs:
         name = place.encode("utf-8", "surrogatepass")
         sizes = b"%d %d %d\n" % (len(name), len(source), len(old))
         data += [kind.encode(), b" ", sizes, name, source, old]
+    return b"".join(data)
+
+
+def _start(python: str, jobs: Sequence[Job]) -> Child:
     # An empty environment and a fixed hash seed: the order of sets must not change the bytes.
     argv = (python, "-S", "-s", "-c", f"MARK = {MARK!r}\n{WORK}")
     try:
-        return Child(argv, {"PYTHONHASHSEED": "0"}, b"".join(data))
+        return Child(argv, {"PYTHONHASHSEED": "0"}, question(jobs))
     except OSError as err:
         raise Unfit(
             "the service's interpreter does not start",

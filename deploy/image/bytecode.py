@@ -7,9 +7,9 @@ answer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
+from deploy.agent import pyc
 from deploy.agent.pyc import MARK, WORK, refuse_errors
 from deploy.errors import Unfit
 
@@ -29,8 +29,9 @@ def program(python: str) -> tuple[str, ...]:
 
 def question(site: str, sources: Mapping[str, bytes]) -> bytes:
     """The program's input: sources by module path, named as the service will see them."""
-    jobs = [["make", f"{site}/{path}", len(source), 0] for path, source in sources.items()]
-    return json.dumps(jobs).encode() + b"\n" + b"".join(sources.values())
+    return pyc.question(
+        [("make", f"{site}/{path}", source, b"") for path, source in sources.items()]
+    )
 
 
 def answer(
@@ -42,22 +43,18 @@ def answer(
         Unfit: the program did not come to an answer; `said` is what it wrote on stderr.
         Refused: a source does not compile; all such sources with their lines.
     """
-    _, mark, rest = out.partition(MARK)
+    _, mark, told = out.partition(MARK)
+    last = said.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it said nothing"]
+    try:
+        info, made = pyc.understood(told, len(sources)) if mark else ({}, [])
+    except ValueError as torn:
+        mark, last = b"", [f"its answer cannot be read: {torn}"]
     if not mark:
-        last = said.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it said nothing"]
         raise Unfit(
             "the image's Python cannot compile",
             why=last[0],
             fix="base.python must name the interpreter of the service in the base image",
         )
-    head, _, bodies = rest.partition(b"\n")
-    told = json.loads(head)
-    pycs: dict[str, bytes] = {}
-    failed: list[tuple[str, str]] = []
-    for path, item in zip(sources, told["answers"], strict=True):
-        if item[0] == "error":
-            failed.append((path, f"{item[1]}, line {item[2]}: {item[3]}"))
-            continue
-        pycs[path], bodies = bodies[: item[1]], bodies[item[1] :]
-    refuse_errors(failed)
-    return {key: str(value) for key, value in told["python"].items()}, pycs
+    results = list(zip(sources, made, strict=True))
+    refuse_errors([(path, verdict) for path, (verdict, _) in results if verdict != "made"])
+    return info, {path: data for path, (_, data) in results}
