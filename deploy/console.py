@@ -24,6 +24,7 @@ import invoke
 import invoke.main
 
 from deploy.agent.words import Interrupted, printable
+from deploy.commands import addressed
 from deploy.errors import BadValues, BundleError, Exit, NeedsPerson, Unfit
 from deploy.layout import HERE
 
@@ -173,25 +174,43 @@ def task(
 ) -> Callable[[Callable[..., int | None]], Any]:
     """Make a function an Invoke task whose errors become text and an exit code.
 
-    `example` is a whole command line; it ends the task's --help. `help` holds a line for each flag
-    but --name, --to and --json, which mean the same everywhere. `options` are Invoke's own.
+    `example` is a whole command line; it ends the task's --help. It works as it stands after
+    `./inv reproduce`, but for what only the reader has: words in capitals, which are then named.
+    `help` holds a line for each flag but --name, --to and --json, which mean the same everywhere.
+    `options` are Invoke's own.
     """
 
     def wrap(body: Callable[..., int | None]) -> Any:
         @functools.wraps(body)
         def run(context: invoke.Context, **flags: Any) -> None:
-            act = functools.partial(body, context, **flags)
+            act = functools.partial(_addressing, functools.partial(body, context, **flags))
             code = _outcome(act, as_json=bool(flags.get("json")))
             if code:
                 raise invoke.Exit(code=code)
 
-        run.__doc__ = f"{inspect.cleandoc(body.__doc__ or '')}\n\nExample: {example}"
+        run.__doc__ = f"{inspect.cleandoc(body.__doc__ or '')}\n\nExample: {example}{_own(example)}"
         flags = inspect.signature(body).parameters
         known = {k: v for k, v in _FLAGS.items() if k in flags}
         told = {k: _with_kind(flags[k], v) for k, v in {**known, **(help or {})}.items()}
         return invoke.task(run, help=told, klass=_Task, auto_shortflags=False, **options)
 
     return wrap
+
+
+def _addressing(body: functools.partial[int | None]) -> int | None:
+    """Run a task; what an error of it proposes to type is about the same manifest and targets."""
+    try:
+        return body()
+    except BundleError as err:
+        asked = body.keywords
+        addressed(err, str(asked.get("name", "")), str(asked.get("to", "")))
+        raise
+
+
+def _own(example: str) -> str:
+    """A line that names the words of an example which stand for something of the reader's own."""
+    words = dict.fromkeys(re.findall(r"\b[A-Z]{2,}\b", example))
+    return f"\n{', '.join(words)}: yours" if words else ""
 
 
 def _with_kind(flag: inspect.Parameter, help: str) -> str:

@@ -25,11 +25,12 @@ from deploy.bundle import Bundle
 from deploy.carriers import Carrier, Request, in_turn
 from deploy.carriers.container import parse_container, parse_image
 from deploy.carriers.local import lay_root, parse_local
+from deploy.commands import addressed
 from deploy.console import say
 from deploy.difference import LARGEST, side_of, told_side, unified
 from deploy.document import shown
 from deploy.errors import BadValues, BundleError, Differs, StaleLock
-from deploy.evidence import Evidence, parse, require_answer
+from deploy.evidence import Evidence, pasted, require_answer
 from deploy.gates import Gate, Visit
 from deploy.kernels import order
 from deploy.layout import HERE, Layout
@@ -200,8 +201,7 @@ def judge_file(name: str, path: Path, layout: Layout = HERE) -> Visit:
             fix="save there what `verify` printed on the target",
         ) from err
     found, pinned = locked(name, layout)
-    # A terminal's prompt or echo may have been copied along.
-    evidence = parse(text[text.find("{") : text.rfind("}") + 1])
+    evidence = pasted(text, str(path))
     if evidence.verb is not Verb.VERIFY:
         raise BadValues(
             f"{path} is the evidence of a {evidence.verb.value}",
@@ -219,7 +219,10 @@ def judge_file(name: str, path: Path, layout: Layout = HERE) -> Visit:
             )
     verdicts = _judge(found, evidence)
     met = str(evidence.raw.get("met", ""))
-    return Visit(target=str(path), evidence=evidence, gates=verdicts, error=evidence.error, met=met)
+    return Visit(
+        target=str(path), evidence=evidence, gates=verdicts, error=evidence.error, met=met,
+        name=found.name,
+    )  # fmt: skip
 
 
 def chosen(to: str, *, group: str = "", everyone: bool = False, layout: Layout = HERE) -> str:
@@ -453,7 +456,7 @@ def _suspect(link: str) -> str:
     if link.startswith("inputs.scripts"):
         return "a template below docker/ changed since the lock: run `./inv lock` if that is meant"
     if link.startswith("inputs.base_files"):
-        return "did manifests/NAME.files come or change since? run `./inv lock -n NAME` if meant"
+        return "did manifests/NAME.files come or change since? run `./inv lock` if that is meant"
     return _SUSPECTS.get(link, _ANY_SUSPECT)
 
 
@@ -473,7 +476,8 @@ def _lay(found: Submission) -> Path:
         raise BadValues(
             f"{found.name} has no base that can be laid on this machine",
             why="its source is a repository; the target's own files are its base",
-            fix="deploy to one that holds the base: `./inv deploy -t ssh:ALIAS` or container:ID",
+            fix=f"deploy to one that holds the base: `./inv deploy -n {found.name} -t ssh:ALIAS`"
+            " or container:ID",
         )
     root = found.out / "root"
     found.out.mkdir(parents=True, exist_ok=True)
@@ -547,9 +551,22 @@ def _each(
 
     results = fleet.each(targets, work, name=lambda target: target.name, outcome=_outcome)
     return [
-        Visit(target=target.name, error=result) if isinstance(result, BundleError) else result
+        _failed(found, target, result) if isinstance(result, BundleError) else result
         for target, result in zip(targets, results, strict=True)
     ]
+
+
+def _failed(
+    found: Submission,
+    target: Carrier,
+    error: BundleError,
+    said: Evidence | None = None,
+    met: str = "",
+) -> Visit:
+    return Visit(
+        target=target.name, evidence=said, error=addressed(error, found.name, target.name),
+        met=met, worktree=found.worktree, name=found.name,
+    )  # fmt: skip
 
 
 def _outcome(visit: Visit) -> str:
@@ -583,18 +600,16 @@ def _visit(
         said = in_turn(target, made, requests, if_needed=if_needed, tell=tell)
         met, last = str(said[0].raw.get("met", "")), said[-1]
         if last.error is not None:
-            return Visit(
-                target=target.name, evidence=last, error=last.error, met=met,
-                worktree=found.worktree,
-            )  # fmt: skip
+            return _failed(found, target, last.error, last, met)
         require_answer(last, found.plan, target.name)
     except BundleError as err:
-        return Visit(target=target.name, error=err)
+        return _failed(found, target, err)
     verified = last.verb is Verb.VERIFY
     verdicts = _judge(found, last) if verified else ()
     visit = Visit(
-        target=target.name, evidence=last, gates=verdicts, met=met, worktree=found.worktree
-    )
+        target=target.name, evidence=last, gates=verdicts, met=met, worktree=found.worktree,
+        name=found.name,
+    )  # fmt: skip
     # A restore's takes the place of the verify's, which is true of the target no more.
     if verified or last.verb is Verb.RESTORE:
         _write_evidence(found, visit)

@@ -41,7 +41,7 @@ NAMES = {
 # Why nobody looked further, where a service was judged.
 _UNTIL = {
     6: "no prompt was sent to be proven (`./inv serve.prove`)",
-    7: "nothing was measured (`./inv bench.counted`)",
+    7: "nothing was measured (`./inv bench.run`)",
 }
 
 # What a deploy past the lock brings: no commit holds those bytes.
@@ -89,6 +89,7 @@ class Visit:
     error: BundleError | None = None
     met: str = ""  # in what state the target was found before anything was done
     worktree: bool = False  # what was brought is in no commit and no lock
+    name: str = ""  # the manifest that was brought
 
     @property
     def exit(self) -> Exit:

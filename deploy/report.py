@@ -13,6 +13,7 @@ from deploy.agent.audit import lines as audit_lines
 from deploy.agent.imports import worth_telling
 from deploy.agent.plan import Plan
 from deploy.agent.words import Verb, printable
+from deploy.commands import is_target, pasteable
 from deploy.document import shown
 from deploy.evidence import Evidence
 from deploy.gates import NOT_PROVEN, UNLOCKED, Gate, Verdict, Visit
@@ -178,6 +179,11 @@ def gates_text(gates: Iterable[Gate]) -> str:
     return "\n".join(lines)
 
 
+def judged_text(visit: Visit) -> str:
+    """The gates of one target alone, where the rest was said in another way."""
+    return folded(pasteable(gates_text(visit.gates), visit.name, visit.target))
+
+
 def files_text(evidence: Evidence) -> str:
     """The files that are not as they should be; one line when all are."""
     if not evidence.faults:
@@ -262,7 +268,7 @@ def bundle_json(made: Bundle) -> dict[str, Any]:
 
 def visit_text(visit: Visit) -> str:
     """One target: how it ended, what is not as planned, the gates if they were judged."""
-    lines = [f"{printable(visit.target)}: {_headline(visit)}"]
+    lines = [_header(visit)]
     if visit.error is not None:
         lines.append("  " + "\n  ".join(printable(line) for line in str(visit.error).split("\n")))
     if visit.evidence is not None and visit.evidence.files:
@@ -274,7 +280,7 @@ def visit_text(visit: Visit) -> str:
         lines += service_lines(visit.evidence.raw)
     if visit.gates:
         lines.append(gates_text(visit.gates))
-    return folded(_safe("\n".join(lines)))
+    return folded(pasteable(_safe("\n".join(lines)), visit.name, visit.target))
 
 
 def change_lines(evidence: Evidence) -> list[str]:
@@ -289,6 +295,12 @@ def change_lines(evidence: Evidence) -> list[str]:
 def _safe(text: str) -> str:
     """Whatever a target said, a terminal shows it and does nothing else with it."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def _header(visit: Visit) -> str:
+    """What was asked of which target, and how it ended."""
+    what = f"{visit.name} {'on' if is_target(visit.target) else 'in'} " if visit.name else ""
+    return f"{printable(f'{what}{visit.target}')}: {_headline(visit)}"
 
 
 def _headline(visit: Visit) -> str:
@@ -376,7 +388,7 @@ def diff_text(visits: Sequence[Visit], diffs: Mapping[str, str]) -> str:
     """Each target's headline, and below it the diff from its bytes to the plan's."""
     parts = []
     for visit in visits:
-        parts.append(f"{printable(visit.target)}: {_headline(visit)}")
+        parts.append(_header(visit))
         if visit.error is not None:
             parts += ["  " + printable(line) for line in str(visit.error).split("\n")]
         parts += diffs.get(visit.target, "").splitlines()

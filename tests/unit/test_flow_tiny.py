@@ -328,6 +328,20 @@ def test_restore_gives_the_base_back_and_verify_then_says_so(layout: Layout) -> 
     assert {row["state"] for row in visit.evidence.faults} >= {"missing", "still base", "left over"}  # type: ignore[union-attr]
 
 
+def test_what_an_error_on_a_target_proposes_is_about_that_target(
+    layout: Layout, tmp_path: Path
+) -> None:
+    root = f"local:{tmp_path / 'second'}"
+    shutil.copytree(layout.out_of("tiny") / "root", tmp_path / "second", symlinks=True)
+
+    asked = Request(verb=Verb.MEASURE, options={"act": "status", "kind": "bench"})
+    [visit] = flow.run("tiny", root, asked, layout)
+
+    assert visit.error is not None
+    assert visit.error.fix == f"start one: `./inv bench.run -n tiny -t {root}`"
+    assert report.visit_text(visit).startswith(f"tiny on {root}: ")
+
+
 def test_several_targets_are_all_visited_and_a_missing_one_is_said(
     layout: Layout, tmp_path: Path
 ) -> None:

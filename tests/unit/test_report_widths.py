@@ -55,11 +55,12 @@ def test_without_a_terminal_each_row_is_one_line() -> None:
 
 def test_without_a_terminal_one_long_cell_moves_no_other_row() -> None:
     long = "[" + ", ".join(["vllm/**"] * 50) + "]"
-    said = table([("overlay.include", long, "demo.yaml:4"), ("id", f"sha256:{DIGEST}", "default")], "")
+    image = f"sha256:{DIGEST}"
+    said = table([("overlay.include", long, "demo.yaml:4"), ("id", image, "default")], "")
 
     assert said.split("\n") == [
         f"overlay.include  {long}  demo.yaml:4",
-        f"id               sha256:{DIGEST}   default",
+        f"id               {image}   default",
     ]
 
 
