@@ -7,7 +7,8 @@ may differ (host, time, durations) lies below ``incidental``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,16 +75,67 @@ def parse(text: bytes | str) -> Evidence:
     Raises:
         BadValues: it is not a whole evidence/1 document.
     """
+    return _understood(lambda: json.loads(text), "this is")
+
+
+def pasted(text: str, where: str) -> Evidence:
+    """Read the evidence in a file that a person filled, a terminal's prompt and echo around it.
+
+    Where that is no JSON, line breaks are taken out first: a terminal may have broken it anywhere,
+    and the agent prints none. What is read so is held to everything else as ever.
+
+    Raises:
+        BadValues: it is not a whole evidence/1 document.
+    """
+    return _understood(lambda: _unwrapped(text), f"{where} is")
+
+
+def _understood(read: Callable[[], Any], what_is: str) -> Evidence:
     try:
-        raw = json.loads(text)
+        raw = read()
         _check(raw)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        why = str(err) if type(err) is ValueError else f"{type(err).__name__}: {err}"
         raise BadValues(
-            "this is no evidence of an agent",
-            why=f"{type(err).__name__}: {err}",
-            fix="paste the whole JSON that the bundle printed on stdout, from { to }",
+            f"{what_is} no evidence of an agent",
+            why=why,
+            fix="bring the whole JSON that the bundle printed on stdout, from { to }, with nothing"
+            " in it changed by a terminal that breaks lines: `verify > evidence.json` there, and"
+            " fetch that file",
         ) from err
     return Evidence(raw)
+
+
+def _unwrapped(text: str) -> Any:
+    start, end = text.find("{"), text.rfind("}")
+    if start < 0:
+        raise ValueError("it holds no JSON: there is no { in it")
+    if end < start:
+        raise ValueError(f"{_place(text, start)} begins with {{, and no }} ends it: it is cut off")
+    body = text[start : end + 1]
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError:
+        pieces = list(re.finditer(r"[^\r\n]+", body))
+    try:
+        return json.loads("".join(piece[0] for piece in pieces))
+    except json.JSONDecodeError as err:
+        at = _place(text, start + _before_joined(pieces, err.pos))
+        raise ValueError(f"it is no JSON at {at}: {err.msg}") from err
+
+
+def _before_joined(pieces: Sequence[re.Match[str]], at: int) -> int:
+    """Return where a character of the joined pieces stood before they were joined."""
+    for piece in pieces:
+        if at < len(piece[0]):
+            return piece.start() + at
+        at -= len(piece[0])
+    return pieces[-1].end()
+
+
+def _place(text: str, at: int) -> str:
+    line = text.count("\n", 0, at) + 1
+    return f"line {line} column {at - text.rfind(chr(10), 0, at)}"
 
 
 def require_answer(evidence: Evidence, plan: Plan, where: str) -> None:

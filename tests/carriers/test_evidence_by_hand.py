@@ -52,6 +52,66 @@ def test_evidence_with_a_terminal_around_it_is_judged(layout: Layout, tmp_path: 
     assert visit.gates[0].verdict.value == "passed"
 
 
+def wrapped(text: str, columns: int, end: str = "\n") -> str:
+    """Return the text as a terminal gives it away that breaks every line, also within a word."""
+    return end.join(text[at : at + columns] for at in range(0, len(text), columns))
+
+
+@pytest.mark.parametrize(("columns", "end"), [(200, "\n"), (80, "\r\n"), (7, "\n")])
+def test_evidence_that_a_terminal_wrapped_is_the_same_evidence(
+    layout: Layout, tmp_path: Path, columns: int, end: str
+) -> None:
+    said = by_hand(layout, "verify")
+    pasted = tmp_path / "pasted.txt"
+    pasted.write_bytes(f"$ verify{end}{wrapped(said.strip(), columns, end)}{end}$ ".encode())
+
+    visit = flow.judge_file("demo", pasted, layout)
+
+    assert visit.exit == Exit.OK
+    assert visit.evidence is not None
+    assert visit.evidence.raw == json.loads(said)
+
+
+@pytest.mark.parametrize("key", ["plan", "tree"])
+def test_evidence_that_was_wrapped_is_judged_as_strictly(
+    layout: Layout, tmp_path: Path, key: str
+) -> None:
+    found = json.loads(by_hand(layout, "verify"))
+    pasted = tmp_path / "pasted.txt"
+    pasted.write_text(wrapped(json.dumps({**found, key: found[key][:-1]}), 200))
+    with pytest.raises(BadValues, match="is no evidence of an agent") as caught:
+        flow.judge_file("demo", pasted, layout)
+    assert f"{key} is no sha256" in caught.value.why
+
+    pasted.write_text(wrapped(json.dumps({**found, key: "0" * 64}), 200))
+    if key == "plan":
+        with pytest.raises(Differs):
+            flow.judge_file("demo", pasted, layout)
+    else:
+        assert flow.judge_file("demo", pasted, layout).exit == Exit.DIFFERS
+
+
+def test_evidence_that_was_cut_off_is_told_with_its_place(layout: Layout, tmp_path: Path) -> None:
+    said = by_hand(layout, "verify").strip()
+    pasted = tmp_path / "pasted.txt"
+    texts = {
+        "": "it holds no JSON: there is no { in it",
+        "{": "line 1 column 1 begins with {, and no } ends it: it is cut off",
+        "$ python3 demo.pyz verify\n  {\n": "line 2 column 3 begins with {, and no } ends it",
+        f"$ verify\n{said[:400]}\x07{said[400:]}": "it is no JSON at line 2 column ",
+        f"$ verify\n{wrapped('{;' + said, 200)}": "it is no JSON at line 2 column 2: Expecting",
+        f"$ verify\n{wrapped(said[:450] + '\x07' + said[450:], 200)}": "at line 4 column 51: ",
+    }
+    for text, why in texts.items():
+        pasted.write_text(text)
+        with pytest.raises(BadValues) as caught:
+            flow.judge_file("demo", pasted, layout)
+
+        assert caught.value.what == f"{pasted} is no evidence of an agent"
+        assert why in caught.value.why
+        assert "breaks lines" in caught.value.fix
+
+
 def test_evidence_of_a_faulty_target_fails_its_gate(layout: Layout, tmp_path: Path) -> None:
     found = json.loads(by_hand(layout, "verify"))
     found["files"][0]["state"] = "changed"
