@@ -56,5 +56,6 @@ def answer(
             fix="base.python must name the interpreter of the service in the base image",
         )
     results = list(zip(sources, made, strict=True))
-    refuse_errors([(path, verdict) for path, (verdict, _) in results if verdict != "made"])
+    failed = [(path, verdict) for path, (verdict, _) in results if verdict != "made"]
+    refuse_errors([(path, verdict.removeprefix("error: ")) for path, verdict in failed])
     return info, {path: data for path, (_, data) in results}
