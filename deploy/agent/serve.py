@@ -21,7 +21,7 @@ from .faults import Fault
 from .launch import Launch, NoRecord, Run, read_run, record
 from .log import Place
 from .receipt import RECEIPT, read_receipt
-from .words import Exit, Refused, Unfit, printable
+from .words import BundleError, Exit, Refused, Unfit, printable
 
 if TYPE_CHECKING:
     from .main import Call
@@ -31,6 +31,8 @@ BUNDLE = "DCU_BUNDLE"  # tells a script which of the bundles beside it is meant;
 _SCRIPT_TIME = (
     300.0  # seconds that the script may take; it returns as soon as the server is started
 )
+_WHY, _FIX = "  why: ", "  fix: "
+_LINES = 25  # of what a script said before it gave up; the end of a server's log is 20
 _GRACE = 60.0  # seconds between asking to end and ending
 
 Say = Callable[[str], None]
@@ -333,20 +335,33 @@ def _run_script(wanted: service.Wanted, say: Say, bundle: str) -> Run:
             timeout=_SCRIPT_TIME,
             check=False,
         )
-        output.seek(0)
-        said = output.read(1 << 16).decode("utf-8", "replace").strip()
+        output.seek(max(0, os.fstat(output.fileno()).st_size - (1 << 16)))
+        said = output.read().decode("utf-8", "replace")
     run = read_run(folder)
     if done.returncode or run is None or run == before:
-        raise Refused(
-            f"{START_SCRIPT} started nothing",
-            why=f"exit {done.returncode}: {_one_line(said[-2000:]) or 'it said nothing'}",
-            fix="run it by hand in launch.dir and read what it says",
-        )
+        raise _as_it_said(done.returncode, said)
     return run
 
 
-def _one_line(said: str) -> str:
-    return "; ".join(printable(line.strip()) for line in said.splitlines() if line.strip())
+def _as_it_said(code: int, said: str) -> BundleError:
+    """Return the script's own last what, why and fix with its exit code; below, what led there."""
+    lines = [printable(line.rstrip()) for line in said.splitlines() if line.strip()]
+    known = code in tuple(Exit) and code not in (Exit.OK, Exit.BUG)
+    for at in reversed(range(2, len(lines))):
+        what, why, fix = lines[at - 2 : at + 1]
+        if known and why.startswith(_WHY) and fix.startswith(_FIX):
+            led = _indented(lines[: at - 2])
+            why, fix = why[len(_WHY) :], fix[len(_FIX) :]
+            return BundleError(what, why=why + led, fix=fix, exit=Exit(code))
+    return Refused(
+        f"{START_SCRIPT} started nothing",
+        why=f"exit {code}:{_indented(lines) or ' it said nothing'}",
+        fix="run it by hand in launch.dir and read what it says",
+    )
+
+
+def _indented(lines: list[str]) -> str:
+    return "".join(f"\n    {line.strip()}" for line in lines[-_LINES:])
 
 
 def _await(run: Run, wanted: service.Wanted, seconds: float, say: Say) -> None:

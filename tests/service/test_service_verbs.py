@@ -223,7 +223,25 @@ def test_a_script_that_starts_nothing_is_named(target: Target) -> None:
     code, evidence, _ = target.start(scripts=False)
 
     assert code == 6
-    assert evidence["error"]["why"] == "exit 3: no model here; why: gone"
+    assert evidence["error"]["why"] == "exit 3:\n    no model here\n    why: gone"
+
+
+def test_what_a_start_script_says_when_it_gives_up_is_passed_on(target: Target) -> None:
+    log = "\n".join(f"line {number} of the log" for number in range(100))
+    (target.folder / "start_vllm.sh").write_text(
+        f"echo '{log}' >&2\n"
+        "printf 'the server died\\n  why: it ended with 3\\n  fix: read the log\\n' >&2\nexit 10\n"
+    )
+
+    code, evidence, _ = target.start(scripts=False)
+
+    error = evidence["error"]
+    assert (code, evidence["outcome"]) == (10, "differs")
+    assert (error["what"], error["fix"]) == ("the server died", "read the log")
+    first, *rows = error["why"].splitlines()
+    assert first == "it ended with 3"
+    assert rows[-1] == "    line 99 of the log"
+    assert 20 <= len(rows) < 100
 
 
 def test_without_a_script_nothing_is_started(target: Target) -> None:
