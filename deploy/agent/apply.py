@@ -35,7 +35,16 @@ from .plan import ABSENT, Plan, PlannedFile, State
 from .pyc import Compiler, cache_file, module_of, refuse_errors
 from .receipt import HOME, KEPT, RECEIPT, Receipt
 from .tree import TreeWriter, chain, join, split, write
-from .words import BundleError, Damaged, NeedsPerson, Refused, Unfit, canonical, printable
+from .words import (
+    SET_PYTHON,
+    BundleError,
+    Damaged,
+    NeedsPerson,
+    Refused,
+    Unfit,
+    canonical,
+    printable,
+)
 
 Say = Callable[[str], None]
 Owner = tuple[int, int]
@@ -404,8 +413,7 @@ def _two_pythons(asked: Mapping[str, str], compiled: Mapping[str, str]) -> Unfit
         "the service's interpreter is not the same one every time",
         why=f"in the service's environment it is {asked['version']} ({asked['tag']}), with an empty"
         f" one {compiled['version']} ({compiled['tag']}): its bytecode would never be used",
-        fix="set base.python in the manifest (or --python) to the interpreter itself, not to a"
-        " script that chooses one",
+        fix=f"{SET_PYTHON} to the interpreter itself, not to a script that chooses one",
     )
 
 

@@ -21,6 +21,7 @@ from .probe import Probe
 from .tree import TreeReader, TreeWriter
 from .words import (
     LISTING,
+    SET_PYTHON,
     BundleError,
     Damaged,
     Exit,
@@ -159,7 +160,7 @@ class Call:
             raise Unfit(
                 f"the target has no interpreter {printable(python)}",
                 why=f"{printable(path)} is not there, or cannot be run",
-                fix="set base.python in the manifest (or --python) to the service's interpreter",
+                fix=f"{SET_PYTHON} to the service's interpreter",
             )
         return path
 

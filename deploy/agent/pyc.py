@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from .child import Child
 from .tree import TreeReader, join, split
-from .words import BundleError, Exit, Refused, Unfit, printable
+from .words import SET_PYTHON, BundleError, Exit, Refused, Unfit, printable
 
 MARK = b"\n\x00dcu-bundle:answer\x00\n"
 CHECKED = 3  # flags of a pyc: hash based, and checked on every import
@@ -272,7 +272,7 @@ def _start(python: str, jobs: Sequence[Job]) -> Child:
         raise Unfit(
             "the service's interpreter does not start",
             why=f"{printable(python)}: {err.strerror}",
-            fix="set base.python in the manifest (or --python) to the service's interpreter",
+            fix=f"{SET_PYTHON} to the service's interpreter",
         ) from err
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 # The bundle's member that says what the base holds, file by file.
 LISTING = "base.files"
+# How the service's interpreter is named, to the operator's tasks and to a bundle by hand.
+SET_PYTHON = "set base.python in the manifest (hosts.yaml: python; a bundle by hand: --python)"
 # Before the name of each rendered script in a bundle.
 SCRIPTS = "scripts/"
 

@@ -170,7 +170,7 @@ def _evidence(ended: Ended, target: str, python: str) -> Evidence:
         raise Unfit(
             f"{target} cannot run the agent with {python}",
             why=last,
-            fix="set base.python (or --python) to a Python >= 3.10 of that container",
+            fix="set base.python in the manifest to a Python >= 3.10 of that container",
         )
     if ended.code == Exit.INTERRUPTED:
         raise BundleError(

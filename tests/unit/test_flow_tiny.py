@@ -342,6 +342,19 @@ def test_what_an_error_on_a_target_proposes_is_about_that_target(
     assert report.visit_text(visit).startswith(f"tiny on {root}: ")
 
 
+def test_an_interpreter_that_lacks_is_named_where_a_task_and_a_bundle_take_it(
+    layout: Layout,
+) -> None:
+    (layout.out_of("tiny") / "root/usr/bin/python3").unlink()
+
+    [visit] = flow.deploy("tiny", "", Request(verb=Verb.DEPLOY), layout)
+
+    assert visit.error is not None
+    assert visit.error.exit == 3
+    said = "set base.python in the manifest (hosts.yaml: python; a bundle by hand: --python) to"
+    assert visit.error.fix.startswith(said)
+
+
 def test_several_targets_are_all_visited_and_a_missing_one_is_said(
     layout: Layout, tmp_path: Path
 ) -> None:
