@@ -93,14 +93,15 @@ def test_evidence_that_was_wrapped_is_judged_as_strictly(
 
 def test_evidence_that_was_cut_off_is_told_with_its_place(layout: Layout, tmp_path: Path) -> None:
     said = by_hand(layout, "verify").strip()
+    belled = f"{said[:450]}\x07{said[450:]}"
     pasted = tmp_path / "pasted.txt"
     texts = {
         "": "it holds no JSON: there is no { in it",
         "{": "line 1 column 1 begins with {, and no } ends it: it is cut off",
         "$ python3 demo.pyz verify\n  {\n": "line 2 column 3 begins with {, and no } ends it",
-        f"$ verify\n{said[:400]}\x07{said[400:]}": "it is no JSON at line 2 column ",
+        f"$ verify\n{belled}": "it is no JSON at line 2 column 451: ",
         f"$ verify\n{wrapped('{;' + said, 200)}": "it is no JSON at line 2 column 2: Expecting",
-        f"$ verify\n{wrapped(said[:450] + '\x07' + said[450:], 200)}": "at line 4 column 51: ",
+        f"$ verify\n{wrapped(belled, 200)}": "it is no JSON at line 4 column 51: ",
     }
     for text, why in texts.items():
         pasted.write_text(text)
