@@ -166,6 +166,14 @@ def test_no_text_speaks_of_issues_by_number() -> None:
     assert {p.name: found for p, t in prose.items() if (found := number.findall(t))} == {}
 
 
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+def test_a_readme_leads_to_every_page_of_docs_and_to_nothing_that_is_not_there(name: str) -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", (HERE.top / name).read_text(encoding="utf-8"))
+
+    assert [link for link in links if not (HERE.top / link).exists()] == []
+    assert {f"docs/{page.name}" for page in (HERE.top / "docs").glob("*.md")} <= set(links)
+
+
 def test_what_a_run_makes_is_ignored_by_git() -> None:
     made = ["out/x", ".venv/x", ".venv.lock", "hosts.yaml", "deploy/__pycache__/x", ".mypy_cache/x"]
 
