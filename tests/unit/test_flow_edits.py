@@ -254,6 +254,15 @@ def test_what_is_of_the_work_tree_says_so_and_is_not_handed_in(bench: Bench) -> 
         reporting.write("mine", layout=bench.layout)
 
 
+def test_what_cannot_be_laid_here_is_deployed_elsewhere_by_its_own_name(bench: Bench) -> None:
+    flow.lock("mine", bench.layout)
+
+    with pytest.raises(BadValues, match="no base that can be laid") as caught:
+        flow.reproduce("mine", bench.layout)
+
+    assert "`./inv deploy -n mine -t ssh:ALIAS`" in caught.value.fix
+
+
 def test_a_report_is_of_the_locked_plan_only(bench: Bench) -> None:
     flow.lock("mine", bench.layout)
     bench.deploy()
