@@ -320,8 +320,13 @@ def outcome(visit: Visit) -> str:
 
 
 def fleet_text(visits: Sequence[Visit]) -> str:
-    """One line a target: in what state it is, and what that rests on."""
-    return table([("target", "state", "what was found"), *(_fleet_row(v) for v in visits)], "")
+    """One line a target: in what state it is, and what that rests on; below it, what to mend."""
+    rows = table([("target", "state", "what was found"), *(_fleet_row(v) for v in visits)], "")
+    return "\n\n".join([rows, *(_mend(v) for v in visits if v.error is not None)])
+
+
+def _mend(visit: Visit) -> str:
+    return folded(pasteable(_safe(f"{visit.target}: {visit.error}"), visit.name, visit.target))
 
 
 def _fleet_row(visit: Visit) -> tuple[str, str, str]:

@@ -8,9 +8,11 @@ from pathlib import Path
 import paramiko
 import pytest
 
+from deploy import report
 from deploy.carriers.ssh_config import Hop
 from deploy.carriers.ssh_keys import fingerprint, trust_of, type_order
 from deploy.errors import Unreachable
+from deploy.gates import Visit
 from tests.carriers.sshd import make_key
 
 
@@ -58,6 +60,25 @@ def test_a_changed_key_is_refused_with_both_fingerprints(key: paramiko.PKey) -> 
     assert "changed" in caught.value.what
     assert "SHA256:old" in caught.value.why
     assert fingerprint(key) in caught.value.why
+
+
+def test_the_table_of_all_hosts_tells_both_fingerprints_and_the_mend(key: paramiko.PKey) -> None:
+    with pytest.raises(Unreachable) as caught:
+        trust_of("a", hop(), {"SHA256:old": "pinned 2026-01-01"}).check(key)
+
+    row, _, below = report.fleet_text(
+        [Visit(target="ssh:a", error=caught.value), Visit(target="ssh:b", error=caught.value)]
+    ).partition("\n\n")
+
+    assert row.count("its host key changed") == 2
+    first, second = below.split("\n\n")
+    assert first.splitlines() == [
+        f"ssh:a: {caught.value.what}",
+        *str(caught.value).splitlines()[1:],
+    ]
+    assert second.startswith("ssh:b: refused to talk to")
+    for text in ("SHA256:old", fingerprint(key), "./inv hosts.trust -a a --fingerprint"):
+        assert text in first
 
 
 def test_pins_decide_alone_where_there_are_any(tmp_path: Path, key: paramiko.PKey) -> None:
