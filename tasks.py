@@ -92,7 +92,7 @@ def plan(
 
 
 @task(
-    example="./inv build-kernels -n qwen35-gfx936",
+    example="./inv build-kernels -n NAME",
     help={
         "where": "local, or container:IMAGE to compile with the tools of the target's image",
         "worktree": "compile the files as they lie in the work tree, for the edit loop",
@@ -125,14 +125,14 @@ def bundle(_: Context, name: str = "", json: bool = False) -> int:
     return 0
 
 
-@task(example="./inv check -n demo -t local:/mnt/root")
+@task(example="./inv check -n demo")
 def check(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
     """Say what a deploy would change on each target. Changes nothing; exit 10 when it would."""
     return _visit("check", name, to, json=json)
 
 
 @task(
-    example="./inv deploy -n demo -t ssh:a,ssh:b --if-needed",
+    example="./inv deploy -n demo --if-needed",
     help={
         "group": "every host of this group of hosts.yaml",
         "all": "every host of hosts.yaml",
@@ -232,7 +232,7 @@ def restore(
     return _visit("restore", name, to, json=json, worktree=worktree, wait=wait)
 
 
-@task(example="./inv doctor -n demo -t ssh:a")
+@task(example="./inv doctor -n NAME -t ssh:ALIAS")
 def doctor(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
     """Examine each target: python, torch, device, toolkit, disks, proxies, left-overs; mends."""
     from deploy import serving

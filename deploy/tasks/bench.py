@@ -46,7 +46,7 @@ _BASELINE = "a record to hold it against (what bench.collect wrote)"
 
 
 @task(
-    example="./inv bench.run -n demo -t ssh:a --buckets 8-16K --requests 5 --follow",
+    example="./inv bench.run -n NAME -t ssh:ALIAS --buckets 8-16K --requests 5 --follow",
     help={
         "buckets": "buckets of the manifest, by comma (default: all)",
         "requests": "fewer than the lock's are an observation, never comparable (default: its own)",
@@ -77,7 +77,7 @@ def run(
 
 
 @task(
-    example="./inv bench.status -n demo -t ssh:a --follow",
+    example="./inv bench.status -n NAME -t ssh:ALIAS --follow",
     help={"stamp": _STAMP, "follow": "pass on its lines until it has ended"},
 )
 def status(
@@ -90,7 +90,7 @@ def status(
     return _show(measuring.status(name, to, "bench", stamp=stamp, follow=follow), json=json)
 
 
-@task(example="./inv bench.stop -n demo -t ssh:a", help={"stamp": _STAMP})
+@task(example="./inv bench.stop -n NAME -t ssh:ALIAS", help={"stamp": _STAMP})
 def stop(_: Context, name: str = "", to: str = "", stamp: str = "", json: bool = False) -> int:
     """Ask a run to end, and its client with it; the service stays."""
     from deploy import measuring
@@ -99,7 +99,7 @@ def stop(_: Context, name: str = "", to: str = "", stamp: str = "", json: bool =
 
 
 @task(
-    example="./inv bench.collect -n demo -t ssh:a --baseline out/demo/bench/base.json",
+    example="./inv bench.collect -n NAME -t ssh:ALIAS --baseline FILE",
     help={"stamp": _STAMP, "baseline": _BASELINE},
 )
 def collect(
@@ -111,7 +111,8 @@ def collect(
 
 
 @task(
-    example="./inv bench.compare --base a1,a2,a3 --candidate b1,b2,b3",
+    example="./inv bench.compare --base docs/samples/base.json"
+    " --candidate docs/samples/candidate.json",
     help={
         "base": "records of the baseline, by comma, in the order they were made",
         "candidate": "as many of the candidate, made in turns with the others",
@@ -142,7 +143,8 @@ def compare(
 
 
 @task(
-    example="./inv bench.accuracy --base base.md --candidate candidate.md",
+    example="./inv bench.accuracy --base docs/samples/base-accuracy.md"
+    " --candidate docs/samples/candidate-accuracy.md",
     help={
         "script": "run this run_accuracy.sh of the target, detached",
         "words": "its words, by comma: a task, a number of rows",

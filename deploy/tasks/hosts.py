@@ -8,7 +8,7 @@ from deploy.console import show_json, task
 
 
 @task(
-    example="./inv hosts.status -n demo --group contest",
+    example="./inv hosts.status -n demo --group GROUP",
     help={
         "group": "every host of this group of hosts.yaml",
         "all": "every host of hosts.yaml (the default)",
@@ -42,7 +42,7 @@ def status(
 
 
 @task(
-    example="./inv hosts.trust -a a --fingerprint SHA256:... --reason 'rebuilt over night'",
+    example="./inv hosts.trust -a ALIAS --fingerprint FINGERPRINT --reason 'rebuilt over night'",
     help={
         "alias": "a host of hosts.yaml, an alias of ~/.ssh/config, or a jump host as ProxyJump"
         " names it",

@@ -63,7 +63,7 @@ def reproduce_image(name: str, to: str, *, json: bool) -> int:
 
 
 @task(
-    example="./inv render -n demo --output context",
+    example="./inv render -n demo --output out/context",
     help={"output": "the folder to write into (default: out/NAME/rendered)"},
 )
 def render(_: Context, name: str = "", output: str = "", json: bool = False) -> int:

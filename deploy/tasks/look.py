@@ -23,7 +23,7 @@ complete -o default -F _inv_complete inv
 """
 
 
-@task(example="./inv show -n demo -t ssh:a")
+@task(example="./inv show -n demo")
 def show(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
     """Show every resolved value and where it comes from: manifest line, default, lock or host."""
     from deploy import provenance, report
@@ -38,7 +38,7 @@ def show(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
     return 0
 
 
-@task(example="./inv files -n qwen35-gfx936 -t container:fresh")
+@task(example="./inv files -n NAME -t container:ID")
 def files(_: Context, name: str = "", to: str = "", json: bool = False) -> int:
     """List a vendor's package on a target as its vendor made it, into manifests/NAME.files."""
     from deploy import flow

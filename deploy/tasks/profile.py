@@ -9,7 +9,7 @@ from deploy.tasks.bench import _show
 
 
 @task(
-    example="./inv profile.run -n demo -t ssh:a --follow",
+    example="./inv profile.run -n NAME -t ssh:ALIAS --follow",
     help={
         "buckets": "which requests to record, by comma (default: every bucket of the manifest)",
         "follow": "pass on its lines until the tables are written",
@@ -32,7 +32,7 @@ def run(
 
 
 @task(
-    example="./inv profile.status -n demo -t ssh:a --follow",
+    example="./inv profile.status -n NAME -t ssh:ALIAS --follow",
     help={"follow": "pass on its lines until the tables are written"},
 )
 def status(
@@ -45,7 +45,8 @@ def status(
 
 
 @task(
-    example="./inv profile.summary --file trace.hipkernel.csv --before older.hipkernel.csv",
+    example="./inv profile.summary -n example --file docs/samples/candidate.hipkernel.csv"
+    " --before docs/samples/base.hipkernel.csv",
     help={
         "file": "the profiler's *.hipkernel.csv, or its *.db",
         "before": "another one: where did the time go?",

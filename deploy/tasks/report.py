@@ -9,7 +9,7 @@ from deploy.console import say, show_json, task
 
 @task(
     name="report",
-    example="./inv report -n demo --base out/demo/bench/base.json",
+    example="./inv report -n demo",
     help={
         "run": "records of the candidate, by comma (default: the newest that was collected)",
         "base": "as many records of the baseline, by comma",

@@ -17,7 +17,7 @@ _OFF = "the service with the candidate's switch (dispatch.switch) turned off"
 
 
 @task(
-    example="./inv serve.start -n demo -t ssh:a",
+    example="./inv serve.start -n NAME -t ssh:ALIAS",
     help={
         "ready": "seconds to wait for the first generation (default: launch.ready); 0: do not wait",
         "off": _OFF,
@@ -34,7 +34,7 @@ def start(
 
 
 @task(
-    example="./inv serve.stop -n demo -t ssh:a",
+    example="./inv serve.stop -n NAME -t ssh:ALIAS",
     help={
         "grace": "seconds it may take to end by itself",
         "kill": "then end for good what hangs; only what was recorded",
@@ -49,7 +49,7 @@ def stop(
 
 
 @task(
-    example="./inv serve.status -n demo -t ssh:a --follow",
+    example="./inv serve.status -n NAME -t ssh:ALIAS --follow",
     help={
         "expect": "clean: anything left of a server is a fault; running: its absence is",
         "full": "hash the model's shards too",
@@ -72,7 +72,7 @@ def status(
 
 
 @task(
-    example="./inv serve.prove -n demo --prompt 12000",
+    example="./inv serve.prove -n NAME --prompt 12000",
     help={
         "prompt": "tokens of the prompt that is sent",
         "salt": "another number, another prompt: no cached prefix fits",
