@@ -99,6 +99,36 @@ def _bent(tree: TreeReader, package: str, spec: Mapping[str, Any]) -> Cause | No
     return None
 
 
+def unsearched(
+    tree: TreeReader, package: str, answers: Mapping[str, Any], setting: Setting
+) -> Cause | None:
+    """Return why no import can come from the site, wherever the service starts; None: it can."""
+    wanted = tree.visible(f"{package}/__init__.py")
+    asked = [said for said in answers.values() if "path" in said]
+    for said in asked:
+        # A finder may lead to the package of a site that is not on the path.
+        if _searches(tree, said) or _same_file(str(said["spec"].get("origin")), wanted):
+            return None
+    return _off_path(tree, asked[0], setting) if asked else None
+
+
+def _searches(tree: TreeReader, said: Mapping[str, Any]) -> bool:
+    """True when the site is on sys.path, under whatever name."""
+    site = tree.visible("")
+    return any(_same_file(os.path.join(said["cwd"], entry), site) for entry in said["path"])
+
+
+def _off_path(tree: TreeReader, said: Mapping[str, Any], setting: Setting) -> Cause:
+    folders = [entry for entry in said["path"] if entry and os.path.isdir(entry)]
+    adds = f"env_script {setting.env_script}" if setting.env_script else "an env_script"
+    return Cause(
+        f"base.python does not search base.site: {tree.visible('')} is not on its sys.path,"
+        f" which is {', '.join(folders) or 'empty'}",
+        "name in base.site the folder of these that holds the package, and in base.python the"
+        f" service's own interpreter; or let {adds} put the site onto PYTHONPATH",
+    )
+
+
 def strangers(answers: Mapping[str, Any]) -> dict[str, str]:
     """Return the modules of the plan whose import finds something else, and what."""
     told: dict[str, str] = {}
@@ -110,6 +140,8 @@ def strangers(answers: Mapping[str, Any]) -> dict[str, str]:
 
 def _cause(tree: TreeReader, package: str, said: Mapping[str, Any], setting: Setting) -> Cause:
     spec = said["spec"]
+    if not _searches(tree, said):
+        return _off_path(tree, said, setting)
     if "error" in spec:
         return Cause(
             f"{package} cannot be found: {spec['error']}",

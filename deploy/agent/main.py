@@ -122,6 +122,7 @@ class Call:
         self.tree = kind(request.root, request.site)
         self.probe: Probe | None = None
         self.strangers: dict[str, str] = {}  # modules whose import finds something else -> why
+        self.unsearched: tuple[str, str] | None = None  # why no import reaches the site, and mend
         self.audit: Audit | None = None
 
     def say(self, line: str) -> None:
@@ -188,7 +189,7 @@ class Call:
         self.audit = Audit(self.tree, self.plan, self.request.base_files, self.request.listing)
 
     def _note_imports(self, first: dict[str, Any], answers: dict[str, Any]) -> None:
-        from .imports import Setting, origins, strangers, traps
+        from .imports import Setting, origins, strangers, traps, unsearched
 
         request = self.request
         dist = str(request.base_files.get("record", "")).partition(".dist-info/")[0]
@@ -196,6 +197,7 @@ class Call:
         asked = (self.tree, self.plan.package, first, answers, setting)
         self.evidence["origin"] = origins(*asked)
         self.strangers = strangers(answers)
+        self.unsearched = unsearched(self.tree, self.plan.package, answers, setting)
         self.evidence["traps"] = traps(*asked)
 
     def python(self) -> dict[str, str]:

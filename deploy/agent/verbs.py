@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .plan import ABSENT, Plan, State
 from .receipt import Receipt, interrupted, read_receipt
-from .words import Exit, FileState, Refused, Verb, digest
+from .words import Exit, FileState, Refused, Unfit, Verb, digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .main import Call
     from .ops import OpsProbe
     from .tree import TreeReader
+    from .verify import Row
 
 
 def check(call: Call) -> None:
@@ -42,9 +43,18 @@ def _judged(call: Call, receipt: Receipt, found: Mapping[str, State]) -> Judgeme
     refuse_strangers(call.plan, replace)
     refuse_checkout(call.tree, call.plan.package)
     call.evidence["requires"] = requirements(call.tree, call.plan.requires)
-    judged = judge(call.tree, call.plan, receipt, call.python(), found, replace=replace)
+    python = call.python()
+    _refuse_unsearched(call)
+    judged = judge(call.tree, call.plan, receipt, python, found, replace=replace)
     _note(call, judged, receipt)
     return judged
+
+
+def _refuse_unsearched(call: Call) -> None:
+    """Raise Unfit where the service would load nothing of what is going to be deployed."""
+    if call.unsearched:
+        why, mend = call.unsearched
+        raise Unfit("a deploy would be of no use here", why=why, fix=mend)
 
 
 def _note(call: Call, judged: Judgement, receipt: Receipt) -> None:
@@ -223,11 +233,11 @@ def verify(call: Call) -> None:
     bad += _harmful(call)
     if loading is not None:
         bad += _add_extensions(call, loading)
-    if call.audit is not None:
-        bad += _add_audit(call, call.audit)
+    strange = _add_audit(call, call.audit) if call.audit is not None else []
+    bad += strange
     if half_done:
         call.say("an interrupted deploy or restore waits to be finished: run deploy again")
-    evidence["met"] = _met_verified(receipt, plan, bool(bad), half_done)
+    evidence["met"] = _met_verified(receipt, plan, _edited(rows) or bool(strange), half_done)
     evidence["outcome"] = "differs" if bad or half_done else "verified"
     call.exit = Exit.DIFFERS if bad or half_done else Exit.OK
 
@@ -298,14 +308,19 @@ def _add_extensions(call: Call, loading: OpsProbe) -> list[dict[str, Any]]:
     return bad
 
 
-def _met_verified(receipt: Receipt, plan: Plan, bad: bool, half_done: bool) -> str:
+def _edited(rows: list[Row]) -> bool:
+    # Right files that nobody loads were edited by nobody.
+    return any(row.state not in (FileState.OK, FileState.SHADOWED) for row in rows)
+
+
+def _met_verified(receipt: Receipt, plan: Plan, edited: bool, half_done: bool) -> str:
     if half_done:
         return "interrupted"
     if not receipt.exists:
         return "first contact"
     if receipt.plan != plan.digest:
         return "other plan"
-    return "drifted" if bad else "deployed"
+    return "drifted" if edited else "deployed"
 
 
 def _add_shadowed(evidence: dict[str, Any], package: str) -> None:

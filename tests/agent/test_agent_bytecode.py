@@ -5,16 +5,27 @@ from __future__ import annotations
 import marshal
 import os
 import py_compile
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from deploy.agent.pyc import MARK, WORK, Bytecode, understood
 from deploy.agent.tree import TreeReader
-from deploy.agent.words import digest
-from tests.agent.target import BASE_FILES, Target, compile_all, pythons, state
+from deploy.agent.words import Exit, digest
+from tests.agent.target import (
+    BASE_FILES,
+    SITE,
+    Target,
+    compile_all,
+    difference,
+    planned,
+    pythons,
+    state,
+)
 
 TAG = sys.implementation.cache_tag
 CORE = f"pack/__pycache__/core.{TAG}.pyc"
@@ -385,6 +396,74 @@ def test_a_shadow_is_named_with_its_reason(target: Target, how: str) -> None:
     states = {place: said["state"] for place, said in outcome.evidence["origin"].items()}
     apart = "ok" if how == "launch folder" else "shadowed"
     assert states == {"launch": "shadowed", "empty": apart}
+
+
+def lead(target: Target, how: str) -> tuple[str, ...]:
+    """Let the interpreter find the site in this way and no other; return the options for it."""
+    near = target.root.parent / "near"
+    near.mkdir(exist_ok=True)
+    lines = {
+        "symlink": f"PYTHONPATH={near}/link",
+        "zip": f"PYTHONPATH={near}/first.zip:{target.top}",
+        "relative": f"PYTHONPATH=../{SITE.strip('/')}",
+        ".pth": f"PYTHONPATH={near}/sited",
+        "not at all": "PYTHONPATH=",
+    }
+    (near / "link").symlink_to(target.top)
+    with zipfile.ZipFile(near / "first.zip", "w") as archive:
+        archive.writestr("nobody.py", "")
+    (near / "sited").mkdir()
+    custom = f"import site\nsite.addsitedir({str(near / 'sited')!r})\n"
+    (near / "sited" / "sitecustomize.py").write_text(custom)
+    (near / "sited" / "ours.pth").write_text(f"{target.top}\n")
+    (target.root / "env.sh").write_text(f"export {lines[how]}\n")
+    launcher = target.root / "usr/bin/python3"
+    launcher.write_text(f'#!/bin/sh\nexec "{target.python}" "$@"\n')
+    return ("--env-script", "/env.sh")
+
+
+def test_a_site_that_the_service_does_not_search_is_unfit_and_left_alone(target: Target) -> None:
+    options = lead(target, "not at all")
+    before, bundle = target.snapshot(), target.usual()
+
+    for verb in ("check", "deploy"):
+        outcome = target.run(bundle, verb, *options)
+
+        assert outcome.code == Exit.UNFIT
+        assert f"base.python does not search base.site: {target.top} is not on" in outcome.err
+        assert "env_script /env.sh" in outcome.err
+    assert difference(before, target.snapshot()).keys() <= {f"{SITE.strip('/')}/.dcu-bundle"}
+
+
+def test_a_site_that_is_not_searched_any_more_is_named_and_nobody_edited_it(target: Target) -> None:
+    bundle = target.usual()
+    assert target.run(bundle, "deploy").code == 0
+
+    outcome = target.run(bundle, "verify", *lead(target, "not at all"))
+
+    assert (outcome.code, outcome.states) == (10, {"pack/__init__.py": "shadowed"})
+    for said in outcome.evidence["origin"].values():
+        assert "base.python does not search base.site" in said["why"]
+        assert "base.site" in said["mend"]
+    assert outcome.evidence["met"] == "deployed"
+
+
+@pytest.mark.parametrize("how", ["symlink", "zip", "relative", ".pth"])
+def test_a_site_that_is_searched_by_any_name_is_fit(target: Target, how: str) -> None:
+    options, bundle = lead(target, how), target.usual()
+
+    assert target.run(bundle, "deploy", *options).code == 0
+    assert target.run(bundle, "verify", *options).code == 0
+
+
+def test_a_site_without_any_package_yet_is_fit(target: Target) -> None:
+    shutil.rmtree(target.top / "pack")
+    files = {"pack/__init__.py": b"", "pack/core.py": b"V = 1\n"}
+    plan = target.plan(*(planned(path, data, assume=[None]) for path, data in files.items()))
+    bundle = target.bundle(plan, list(files.values()))
+
+    assert target.run(bundle, "deploy").code == 0
+    assert target.run(bundle, "verify").code == 0
 
 
 def test_noise_on_stdout_does_not_disturb_the_answer(target: Target) -> None:
