@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy import flow, gates, serving, submission
+from deploy.agent.jobs import WITHOUT_RESULT
 from deploy.agent.words import Verb
 from deploy.carriers import Request
 from deploy.console import say
@@ -29,7 +30,7 @@ from deploy.regular import read_regular
 from deploy.service import markers
 from deploy.service.markers import Dispatch
 
-_ENDED = ("done", "failed", "stopped", "died")
+_ENDED = ("done", *WITHOUT_RESULT)
 _TABLE = 64 * 2**20  # bytes; a suite has tens of tasks, a log of it some thousand lines
 _BEAT = 2.0  # seconds between two looks at a run that is followed
 
@@ -108,11 +109,18 @@ def collect_accuracy(name: str, to: str, layout: Layout = HERE) -> list[Visit]:
 
 
 def judge(
-    manifest: Manifest, run: Run, earlier: Sequence[Gate] = (), base: Run | None = None
+    manifest: Manifest,
+    run: Run,
+    earlier: Sequence[Gate] = (),
+    base: Run | None = None,
+    plan: str = "",
 ) -> tuple[Gate, ...]:
-    """Return all seven gates: 1 to 4 as they were judged before, 5 to 7 from the record."""
+    """Return all seven gates: 1 to 4 as they were judged before, 5 to 7 from the record.
+
+    `plan` is the one that 1 to 4 were judged by.
+    """
     found = [gate for gate in earlier if gate.number < 5]
-    found += [clean(run), *dispatched(manifest, run), *comparable(run, base)]
+    found += [clean(run, plan), *dispatched(manifest, run), *comparable(run, base)]
     waived = {int(n): why for n, why in manifest.gates.not_applicable.items()}
     reached = {gate.number for gate in found}
     until = (
@@ -123,9 +131,11 @@ def judge(
     return gates.in_order(found, waived, until)
 
 
-def clean(run: Run) -> Gate:
-    """Gate 5: one process served every round, and nothing ran beside it."""
+def clean(run: Run, plan: str = "") -> Gate:
+    """Gate 5: one process served every round, of the plan that is there; nothing ran beside it."""
     texts, servers = [], set()
+    if plan and run.raw.get("plan") != plan:
+        texts.append(f"the run is of plan {run.raw.get('plan')}, the target now holds {plan}")
     for bucket in run.buckets.values():
         texts += [text for text in record.faults(run, bucket) if _of_process(text)]
         servers |= {one for r in bucket.rounds for one in r.servers}
@@ -159,16 +169,18 @@ def comparable(run: Run, base: Run | None) -> Iterator[Gate]:
         if own:
             yield _gate(7, [], own)
         return
-    found = compare([base], [run])
+    yield equal(compare([base], [run]))
+
+
+def equal(found: Comparison) -> Gate:
+    """Gate 7 of a comparison: every bucket of both sides may be compared."""
     proofs = [
         f"{row.bucket}: {row.requests} requests, lengths, data set, model and flags are the"
         f" baseline's; {row.base:.3f} and {row.candidate:.3f} tok/s"
         for row in found.rows
         if row.comparable
     ]
-    lacking = [f"{name}: the baseline lacks it" for name in run.buckets if name not in base.buckets]
-    texts = [f"{row.bucket}: {text}" for row in found.rows for text in row.faults]
-    yield _gate(7, proofs, [*texts, *lacking])
+    return _gate(7, proofs, [f"{row.bucket}: {text}" for row in found.rows for text in row.faults])
 
 
 def compared(
@@ -312,7 +324,8 @@ def _kept(
     [verified] = flow.run(
         name, visit.target, Request(verb=Verb.VERIFY, operator=flow.operator()), layout
     )
-    judged = judge(manifest, run, verified.gates, base)
+    plan = str(verified.evidence.raw.get("plan", "")) if verified.evidence else ""
+    judged = judge(manifest, run, verified.gates, base, plan)
     path = layout.out_of(manifest.name) / "bench" / f"{_slug(visit.target)}-{told['stamp']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {

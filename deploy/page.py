@@ -34,7 +34,9 @@ def document(
     identities: Mapping[str, str],
     evidence: Mapping[str, Any] | None,
     environment: Sequence[Mapping[str, str]],
+    gates: Sequence[Mapping[str, Any]] | None = None,
     run: Run | None = None,
+    left_out: Sequence[str] = (),
     comparison: Comparison | None = None,
     profile: Profile | None = None,
     before: Profile | None = None,
@@ -42,16 +44,17 @@ def document(
     """Gather what is known into one value; a part that nobody looked at is None.
 
     `identities` are the lock's; `evidence` is what a verify left (evidence/1 with source and
-    gates); a measured run's own gates replace those of the verify.
+    gates); `gates` are those with a measured run's, which never stands for itself; `left_out` are
+    runs that are of something else, and why.
     """
     told = dict(evidence or {})
-    gates = list((run.raw.get("gates") if run else None) or told.get("gates") or ())
+    gates = told.get("gates") or () if gates is None else gates
     return {
         "schema": SCHEMA,
         "name": name,
-        "target": (run.raw.get("target") if run else "") or told.get("target", ""),
+        "target": told.get("target") or (run.raw.get("target") if run else "") or "",
         "identities": dict(identities),
-        "gates": gates,
+        "gates": [dict(gate) for gate in gates],
         "known": known(told) if told else "",
         "source": told.get("source"),
         "tree": told.get("tree", ""),
@@ -65,7 +68,11 @@ def document(
         "profile": profile.to_json() if profile else None,
         "profile_before": before.to_json() if before else None,
         "profile_texts": _texts(profile, before) if profile else [],
-        "not_proven": list(_limits(gates, comparison, profile)),
+        "left_out": list(left_out),
+        "not_proven": [
+            *_limits(gates, comparison, profile),
+            *(f"anything by {text}" for text in left_out),
+        ],
     }
 
 

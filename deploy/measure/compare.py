@@ -73,7 +73,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All buckets of the baseline. `score` is None unless an official bucket is comparable."""
+    """All buckets of either side. `score` is None unless an official bucket is comparable."""
 
     rows: tuple[Row, ...]
     base: tuple[str, ...]
@@ -129,15 +129,19 @@ def compare(
             why=f"the baseline has {len(base)} runs, the candidate {len(candidate)}",
             fix="give as many of the one as of the other, made in turns",
         )
-    names = [name for name in base[0].buckets if name in candidate[0].buckets]
-    if not names:
+    sides = [
+        list(dict.fromkeys(name for run in runs for name in run.buckets))
+        for runs in (base, candidate)
+    ]
+    if not set(sides[0]) & set(sides[1]):
         raise BadValues(
             "there is nothing to compare",
-            why=f"the baseline measured {', '.join(base[0].buckets) or 'nothing'}, the candidate"
-            f" {', '.join(candidate[0].buckets) or 'nothing'}",
+            why=f"the baseline measured {', '.join(sides[0]) or 'nothing'}, the candidate"
+            f" {', '.join(sides[1]) or 'nothing'}",
             fix="measure the same buckets on both sides",
         )
-    rows = tuple(_row(name, base, candidate) for name in names)
+    # A bucket of one side alone is a row, too: what was not measured again may be what got slower.
+    rows = tuple(_row(name, base, candidate) for name in dict.fromkeys([*sides[0], *sides[1]]))
     return Comparison(
         rows=rows,
         base=tuple(run.source for run in base),
@@ -199,7 +203,8 @@ def _row(name: str, base: Sequence[Run], candidate: Sequence[Run]) -> Row:
     for side, runs in (("baseline", base), ("candidate", candidate)):
         rows = [(run, run.buckets[name]) for run in runs if name in run.buckets]
         if len(rows) < len(runs):
-            said.append(f"{side}: {len(runs) - len(rows)} runs lack this bucket")
+            many = f"{len(runs) - len(rows)} of {len(runs)} runs lack" if rows else "it lacks"
+            said.append(f"{side}: {many} this bucket")
         for number, (run, bucket) in enumerate(rows, 1):
             which = side if len(runs) == 1 else f"{side} {number}"
             said += [f"{which}: {text}" for text in record.faults(run, bucket)]

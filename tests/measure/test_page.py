@@ -66,7 +66,7 @@ def full() -> dict[str, Any]:
                                  "bundle": "4" * 64},
         evidence={"tree": "5" * 64, "files": [{"path": "vllm/envs.py", "state": "ok"}],
                   "source": source, "gates": gates(5), "target": "local:/x"},
-        environment=[{"name": "VLLM_DCU", "value": "1", "why": "turns it on"}],
+        environment=[{"name": "VLLM_DCU", "value": "1", "why": "turns it on"}], gates=gates(),
         run=ours[-1], comparison=compare(base, ours, 0.9775), profile=profile, before=profile,
     )  # fmt: skip
 
