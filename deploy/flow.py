@@ -681,10 +681,14 @@ def _write_evidence(
 
 def evidence_path(found: Submission, target: str) -> Path:
     """``out/NAME/evidence.json`` for the default root, ``evidence-TARGET.json`` for any other."""
-    if target == f"local:{(found.out / 'root').resolve()}":
-        return found.out / "evidence.json"
-    slug = "".join(c if c.isalnum() or c in "-._" else "-" for c in target)
-    return found.out / f"evidence-{slug}.json"
+    return found.out / f"evidence{suffix(found.out, target)}.json"
+
+
+def suffix(out: Path, target: str) -> str:
+    """What a file below ``out/NAME`` that is of one target has in its name."""
+    if target == f"local:{(out / 'root').resolve()}":
+        return ""
+    return "-" + "".join(c if c.isalnum() or c in "-._" else "-" for c in target)
 
 
 def operator() -> str:
