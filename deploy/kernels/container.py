@@ -111,15 +111,28 @@ class Container:
 @contextlib.contextmanager
 def started(image: str, folders: list[Path]) -> Iterator[Container]:
     """Start a container of `image` with these folders mounted; remove it at the end."""
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.closing(_client()) as client:
+    with _there(folders), contextlib.closing(_client()) as client:
         made = _created(client, image, folders)
         try:
             made.start()
             yield Container(made)
         finally:
             made.remove(force=True)
+
+
+@contextlib.contextmanager
+def _there(folders: list[Path]) -> Iterator[None]:
+    """Make folders, which a mount needs; take away at the end what was made and is still empty."""
+    made: dict[Path, None] = {}
+    for folder in folders:
+        made |= {path: None for path in (folder, *folder.parents) if not path.exists()}
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for path in sorted(made, key=lambda path: -len(path.parts)):
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def _client() -> DockerClient:

@@ -97,6 +97,26 @@ def test_a_container_that_is_removed_meanwhile_is_told(tmp_path: Path) -> None:
     assert code != 0
 
 
+def test_a_folder_that_was_made_for_it_and_stayed_empty_goes_with_it(tmp_path: Path) -> None:
+    unused, used = tmp_path / "unused" / "build", tmp_path / "used" / "build"
+
+    with started(IMAGE, [unused, used]) as runner:
+        runner.ask(("/bin/touch", f"{used}/made"), env=ENV, cwd=used)
+        assert unused.is_dir()
+
+    assert sorted(tmp_path.rglob("*")) == [used.parent, used, used / "made"]
+
+
+def test_where_no_container_starts_no_folder_is_left(tmp_path: Path) -> None:
+    with (
+        pytest.raises(Unreachable, match="there is no image"),
+        started("dcu-test/none:1", [tmp_path / "new" / "build"]),
+    ):
+        pass
+
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_container_is_gone_when_the_build_is_over_or_broken_off(tmp_path: Path) -> None:
     before = set(running())
 
