@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy import gates, measuring, page, report, serving, submission
+from deploy import flow, gates, measuring, page, report, serving, submission
 from deploy.agent.words import Verb
 from deploy.console import say
 from deploy.errors import BadValues, Differs
@@ -37,6 +37,7 @@ def write(
 ) -> tuple[dict[str, Any], list[Path]]:
     """Write ``report.json``, ``.md`` and ``.html`` below `out` (``out/NAME/``); return all of it.
 
+    Those of a target that was named are ``report-TARGET.*``, as its evidence is.
     `run` and `base` are comma lists of records; without `run` the newest collected one is taken
     that is of the locked plan and of the target that the evidence is of; what is left out is said.
     Nothing is asked of a target: what verify and bench.collect left is shown.
@@ -81,7 +82,8 @@ def write(
         before=older,
     )
     folder = Path(out) if out else layout.out_of(manifest.name)
-    return found, _files(folder, found)
+    own = flow.suffix(layout.out_of(manifest.name), to) if to else ""
+    return found, _files(folder, f"report{own}", found)
 
 
 def environment(manifest: Manifest) -> list[dict[str, str]]:
@@ -264,12 +266,12 @@ def _require_locked(
         )
 
 
-def _files(folder: Path, found: dict[str, Any]) -> list[Path]:
+def _files(folder: Path, stem: str, found: dict[str, Any]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
-        "report.json": report.as_json(found) + "\n",
-        "report.md": page.markdown(found),
-        "report.html": page.html(found),
+        f"{stem}.json": report.as_json(found) + "\n",
+        f"{stem}.md": page.markdown(found),
+        f"{stem}.html": page.html(found),
     }
     paths = []
     for name, text in texts.items():

@@ -17,6 +17,7 @@ from deploy.console import say, show_json, task
         "before": "the baseline's profile, in either form",
         "accuracy_base": "a table of the accuracy suite, or a record: the baseline's",
         "accuracy_candidate": "the same of the candidate",
+        "to": "report on this target, as report-TARGET.*, instead of on the one last verified",
         "out": "where to write (default: out/NAME)",
     },
 )

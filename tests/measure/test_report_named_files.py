@@ -41,3 +41,23 @@ def test_without_a_baseline_a_report_needs_no_run(layout: Layout) -> None:
     _, paths = reporting.write("tiny", layout=layout)
 
     assert [path.name for path in paths] == ["report.json", "report.md", "report.html"]
+
+
+def test_reports_of_two_targets_lie_beside_each_other(layout: Layout) -> None:
+    out = layout.out_of("tiny")
+    out.mkdir(parents=True)
+    root = f"local:{(out / 'root').resolve()}"
+    stems = {"ssh:a": "-ssh-a", "ssh:b": "-ssh-b", root: ""}
+    for target, stem in stems.items():
+        said = {"verb": "verify", "target": target, "plan": "", "gates": [], "files": []}
+        (out / f"evidence{stem}.json").write_text(json.dumps(said))
+
+    for target, stem in stems.items():
+        found, paths = reporting.write("tiny", to=target, layout=layout)
+
+        assert found["target"] == target
+        assert [p.name for p in paths] == [
+            f"report{stem}.{kind}" for kind in ("json", "md", "html")
+        ]
+    for target, stem in stems.items():
+        assert json.loads((out / f"report{stem}.json").read_text())["target"] == target
