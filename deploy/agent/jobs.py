@@ -25,6 +25,7 @@ from .words import BundleError, Exit, Refused, Unfit, printable
 SCHEMA = "job/1"
 KINDS = ("bench", "profile", "accuracy")
 _TASKS = {"bench": "bench.run", "profile": "profile.run", "accuracy": "bench.accuracy --script"}
+WITHOUT_RESULT = ("failed", "stopped", "died")  # how a run ends, unless it is done
 FOLDER = "measured"  # bench/ and profile/ are the rendered scripts' own
 JOB, LOG, RECORD = "job.json", "job.log", "record.json"
 _LOCK = ".measure.lock"
@@ -100,6 +101,11 @@ def start(top: str, kind: str, asked: Mapping[str, Any], work: Callable[[Job], N
 def require_idle(top: str) -> None:
     """Raise what `start` would where another run is being made, before anything is looked at."""
     os.close(_locked(top))
+
+
+def made(top: str, kind: str) -> bool:
+    """True when there is any run of this kind."""
+    return bool(_stamps(os.path.join(top, FOLDER, kind)))
 
 
 def find(top: str, kind: str, stamp: str = "") -> Job:

@@ -60,10 +60,16 @@ def _start(call: Call, kind: str, options: Mapping[str, Any]) -> None:
 def _status(call: Call, kind: str, options: Mapping[str, Any]) -> None:
     job = jobs.find(_top(call), kind, str(options.get("stamp") or ""))
     _answer(call, job, options, "")
+    if call.evidence["measure"]["state"] in jobs.WITHOUT_RESULT:
+        call.exit = Exit.DIFFERS
 
 
 def _stop(call: Call, kind: str, options: Mapping[str, Any]) -> None:
-    job = jobs.find(_top(call), kind, str(options.get("stamp") or ""))
+    top, stamp = _top(call), str(options.get("stamp") or "")
+    if not stamp and not jobs.made(top, kind):
+        call.evidence["outcome"] = "nothing to do"
+        return
+    job = jobs.find(top, kind, stamp)
     ended = jobs.end(job)
     _answer(call, job, options, "asked to end" if ended else "nothing to do")
 

@@ -102,6 +102,9 @@ def test_a_run_can_be_ended_and_leaves_nothing_running(target: Target) -> None:
         assert time.monotonic() < limit
         time.sleep(0.2)
     assert (found["stamp"], found["state"]) == (stamp, "stopped")
+    assert target.run("measure", {"act": "status"})[0] == 10  # it has no result
+    code, evidence, _ = target.run("measure", {"act": "stop"})
+    assert (code, evidence["outcome"]) == (0, "nothing to do")
     _, evidence, _ = target.run("service", {"expect": "running", "ask": False})
     assert not [r for r in evidence["service"]["processes"] if "bench" in r["argv"]]
 
@@ -112,6 +115,10 @@ def test_without_a_service_nothing_is_measured(target: Target) -> None:
     assert code == 6
     assert "not as locked" in evidence["error"]["why"]
     assert not (target.folder / "measured" / "bench").exists()
+    # As serve.stop: nothing is there, and nothing is what was asked for. A stamp names something.
+    code, evidence, _ = target.run("measure", {"act": "stop"})
+    assert (code, evidence["outcome"]) == (0, "nothing to do")
+    assert target.run("measure", {"act": "stop", "stamp": "20260101T000000Z-1"})[0] == 10
 
 
 @pytest.mark.parametrize(

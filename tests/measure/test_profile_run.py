@@ -142,6 +142,7 @@ def test_a_profile_is_recorded_after_the_warm_round_and_believed_by_its_calls(
     found = target.profile(HIPPROF_SLOW="2")
 
     assert found["state"] == "done", found["error"]
+    assert target.run("measure", {"act": "status", "kind": "profile"})[0] == 0
     record = found["record"]
     assert record["calls"] > 0
     table, [database] = Path(record["table"]), record["databases"]
@@ -194,6 +195,7 @@ def test_a_profiler_that_lost_its_data_is_not_believed_when_it_says_finish(
     found = target.profile(HIPPROF_LOSES=loses)
 
     assert found["state"] == "failed"
+    assert target.run("measure", {"act": "status", "kind": "profile"})[0] == 10
     assert "no kernel call" in found["error"]["what"]
     assert why in found["error"]["why"]
     assert "there is no *.hipkernel.csv" in found["error"]["why"]
