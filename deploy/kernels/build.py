@@ -74,7 +74,9 @@ def audit(request: BuildRequest, runner: Runner | None = None) -> proof.Findings
         rows = results.hipified(shop.before.evidence, request)
         converted = twins.faults(request.source, request.binary, rows, listing)
         faults += [f"{fault.path}: {fault.why}" for fault in converted]
-        faults += [f"{item.path} was compiled from other text" for item in shop.stale_objects()]
+        faults += [
+            f"{item.path} was compiled from other text" for item in shop.stale_objects(listing)
+        ]
         faults += [f"ninja still wants to run: {step[:120]}" for step in shop.pending()]
     if shop.before.complete and results.kept(shop.before, request) is None:
         faults.append(f"{request.out} does not hold the artefacts of the last build")
@@ -142,7 +144,7 @@ class _Run:
         binary = self.request.binary
         ninja.clear(binary)
         twins.forget(binary, changed)
-        for item in self.shop.stale_objects():
+        for item in self.shop.stale_objects(self.laid.listing):
             (binary / item.path).unlink(missing_ok=True)
         # The library is linked again in every run: it may be ahead of the clock, or not ours.
         for target in self.shop.targets:
@@ -201,7 +203,7 @@ class _Run:
 
     def _conclude(self, facts: log.Facts, staged: Sequence[tuple[Artefact, elf.Facts]]) -> Build:
         items = self.shop.dependencies()
-        known = {} if self.reasons else self.before.objects
+        known = {} if self.reasons else self.shop.known_objects(self.laid.listing)
         made_from = proof.objects_are_fresh(items, facts, known, self.shop.contents())
         proof.twins_are_fresh(self.request, facts, self.laid.listing)
         used = proof.sources_are_used(self.request, items)
@@ -261,7 +263,7 @@ def _nothing_to_do(shop: Workshop, laid: tree.Laid) -> Build | None:
     if not same or laid.written or laid.removed or before.changed != list(request.changed):
         return None
     artefacts = results.kept(before, request)
-    if artefacts is None or shop.pending() or shop.stale_objects():
+    if artefacts is None or shop.pending() or shop.stale_objects(laid.listing):
         return None
     say("nothing to do: source, toolchain, objects and artefacts are those of the last build")
     return Build(artefacts=artefacts, evidence={**before.evidence, "rebuilt": False})

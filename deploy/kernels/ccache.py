@@ -3,13 +3,16 @@
 A device library is linked into every kernel, yet ccache looks at the compiler's file only, and with
 a wrapper in front not even at the compiler. So the identity of the whole toolchain stands for the
 compiler, and separates the namespaces.
+
+Its direct mode compares the headers that the compiler read the last time, and so never sees one
+that was not there then and now comes first in the search. Every call preprocesses instead.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from deploy.errors import BundleError
 
@@ -38,15 +41,19 @@ def environment(folder: Path, size: int, base: Path, identity: str) -> dict[str,
     """
     return {
         "CCACHE_DIR": str(folder),
-        "CCACHE_CONFIGPATH": str(folder / "none.conf"),  # no person's own settings
+        "CCACHE_CONFIGPATH": os.devnull,  # `ignore_options` in a file would give old code
+        "CCACHE_NODIRECT": "1",
         "CCACHE_BASEDIR": str(base),
         "CCACHE_NOHASHDIR": "1",
         "CCACHE_COMPILERCHECK": f"string:{identity}",
         "CCACHE_NAMESPACE": identity[:16],
         "CCACHE_MAXSIZE": f"{max(size // 2**20, 1)}Mi",
-        # hipify gives the copies of headers a new time at every run; their content is hashed.
-        "CCACHE_SLOPPINESS": "include_file_mtime,include_file_ctime",
     }
+
+
+def without(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without settings of ccache's: env_script must not set any either."""
+    return {key: value for key, value in env.items() if not key.startswith("CCACHE_")}
 
 
 def statistics(ccache: str, runner: Runner, env: Mapping[str, str]) -> dict[str, int]:
@@ -81,7 +88,3 @@ def warnings(folder: Path, counted: Mapping[str, int], warm: bool) -> list[str]:
             " folder of source and build no longer lie below one CCACHE_BASEDIR"
         )
     return found
-
-
-def recorded(env: Mapping[str, str]) -> dict[str, Any]:
-    return {key: value for key, value in sorted(env.items()) if key.startswith("CCACHE_")}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.errors import BadValues, Refused
+from deploy.git import LINK
 
 from .request import BuildRequest
 from .tree import Laid, Listing
@@ -54,6 +55,14 @@ class Record:
         """Return the paths whose content is not that of the last complete build."""
         every = set(listing) | set(self.listing)
         return {p for p in every if tuple(self.listing.get(p, ())) != tuple(listing.get(p, ()))}
+
+    def moved(self, listing: Listing) -> bool:
+        """True when a path came, went or is another link since the last complete build.
+
+        A header may then come before the one that an object was compiled from, or answer a
+        `__has_include`; no list of what the compiler read names a file that was not there.
+        """
+        return _places(self.listing) != _places(listing)
 
     def finish(self, laid: Laid, objects: Mapping[str, str], evidence: Mapping[str, Any]) -> None:
         self.complete = True
@@ -181,6 +190,10 @@ def locked(folder: Path) -> Iterator[int]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield file.fileno()
+
+
+def _places(listing: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    return {path: tuple(row) if row[0] == LINK else () for path, row in listing.items()}
 
 
 def _cache_differs(text: str, request: BuildRequest) -> list[str]:

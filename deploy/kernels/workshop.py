@@ -62,7 +62,8 @@ class Workshop:
         cached = ccache.environment(
             ccache_dir(request), request.ccache_size, request.build_dir, chain.digest
         )
-        return cls(request, runner, before, chain, rendered, {**chain.env, **cached}, known)
+        env = {**ccache.without(chain.env), **cached}
+        return cls(request, runner, before, chain, rendered, env, known)
 
     @property
     def git(self) -> Git:
@@ -75,7 +76,7 @@ class Workshop:
     def asked(self, listing: Listing) -> dict[str, Any]:
         """Return all that a build folder is configured for; another value means a new one."""
         configuration = {p: list(r) for p, r in listing.items() if record.configured_by(p)}
-        stable = {k: v for k, v in toolchain.recorded(self.env).items() if k[:7] != "CCACHE_"}
+        stable = ccache.without(toolchain.recorded(self.env))
         return {
             # The first that differs is told, so what explains the others comes first.
             "source": str(self.request.source),
@@ -109,8 +110,13 @@ class Workshop:
     def contents(self) -> objects.Contents:
         return objects.Contents(self.request.binary, self.request.source)
 
-    def stale_objects(self) -> tuple[objects.Object, ...]:
-        return objects.stale(self.dependencies(), self.before.objects, self.contents())
+    def known_objects(self, listing: Listing) -> Mapping[str, str]:
+        """Return what the objects of the last build came from, if they can be this tree's."""
+        return {} if self.before.moved(listing) else self.before.objects
+
+    def stale_objects(self, listing: Listing) -> tuple[objects.Object, ...]:
+        """Return the objects that are not what a compile of this tree would give."""
+        return objects.stale(self.dependencies(), self.known_objects(listing), self.contents())
 
     def ninja(self, *args: str) -> str:
         argv = (self.chain.tool("ninja"), *args)

@@ -146,6 +146,27 @@ def test_a_second_checkout_hits_and_gives_the_same_bytes(
     assert done.artefacts[0].sha256 == built.build.artefacts[0].sha256
 
 
+def test_a_header_that_comes_first_from_now_on_reaches_the_binary(
+    built: Built, tools: Tools, checkout: Checkout, room: Path
+) -> None:
+    """No list of what was read the last time names it: not ninja's, and not the cache's."""
+    build(request_for(tools, checkout, room, ccache_dir=built.ccache))
+    (checkout.folder / "csrc/rocm/core").mkdir()
+    text = (checkout.folder / SCALE).read_text().replace("1.0f", "7.0f")
+    (checkout.folder / "csrc/rocm/core/scale.h").write_text(text)
+    head = checkout.commit("shadow a header")
+
+    request = request_for(tools, checkout, room, head, ccache_dir=built.ccache)
+    done = build(request)
+
+    assert call_op(tools, site_of(request.out, checkout), CALL) == "[[49.0, 49.0]]"
+    assert done.evidence["incidental"]["ccache"]["this_build"] == {
+        "hits": 2,
+        "misses": 1,
+        "uncacheable": 0,
+    }
+
+
 def test_a_deleted_header_takes_its_copy_and_twin_along(
     built: Built, tools: Tools, room: Path, tmp_path: Path
 ) -> None:

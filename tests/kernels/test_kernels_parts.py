@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -441,6 +442,26 @@ def test_an_object_is_stale_when_it_or_an_input_has_other_bytes(tmp_path: Path) 
 
 
 # --- the rest
+
+
+def test_no_file_and_no_script_sets_anything_of_the_cache(tmp_path: Path) -> None:
+    """`ignore_options` in any of its files would give the object of another definition."""
+    program = shutil.which("ccache")
+    if program is None:
+        pytest.skip("no ccache: run tests/provision.sh start hip")
+    for name in ("none.conf", "ccache.conf", "home/.config/ccache/ccache.conf"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("ignore_options = -D*\n")
+    script = {"HOME": str(tmp_path / "home"), "CCACHE_IGNOREOPTIONS": "-D*", "CCACHE_DIRECT": "1"}
+    env = ccache.without(script) | ccache.environment(tmp_path, 2**30, tmp_path, "id")
+
+    said = subprocess.run(
+        (program, "--show-config"), env=env, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+
+    assert [line for line in said if not line.startswith(("(default)", "(environment)"))] == []
+    assert "(default) ignore_options = " in said
+    assert "(environment) direct_mode = false" in said
 
 
 def test_hits_misses_and_uncacheable_calls_are_differences() -> None:
