@@ -206,7 +206,15 @@ def verify(
         from pathlib import Path
 
         from deploy import flow
+        from deploy.errors import BadValues
 
+        asking = {"-t": to, "--recompile": recompile, "--all": all, "--worktree": worktree}
+        if given := [flag for flag, value in asking.items() if value]:
+            raise BadValues(
+                "a file of evidence is judged, or a target is asked: not both",
+                why=f"--evidence names a file; {' and '.join(given)} asks a target",
+                fix="leave one of them out",
+            )
         return _show([flow.judge_file(name, Path(evidence))], json=json)
     options = {"all": True} if all else {}
     call = {"recompile": recompile, "options": options}

@@ -519,6 +519,16 @@ def test_every_way_to_call_a_task_tells_a_misspelt_one_in_three_lines(argv) -> N
     assert done.stderr.count("\n") == 3
 
 
+@pytest.mark.parametrize("words", ["-t ssh:a", "--recompile", "--all", "--worktree"])
+def test_evidence_in_a_file_is_not_judged_beside_what_asks_a_target(tmp_path, words) -> None:
+    argv = [HERE.top / "inv", "verify", "--evidence", tmp_path / "e.json", *words.split()]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+
+    assert (done.returncode, done.stdout) == (Exit.VALUES, "")
+    assert f"--evidence names a file; {words.split()[0]} asks a target" in done.stderr
+    assert done.stderr.count("\n") == 3
+
+
 def test_a_number_arrives_as_one(inv) -> None:
     assert inv("pause", "--so-long", "2.5").stdout == "2.5\n"
     assert inv("pause").stdout == "0.0\n"
