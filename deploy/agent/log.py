@@ -10,14 +10,18 @@ bytes, in one pass of constant memory, from an offset that was noted before.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
 import re
+import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from .words import BundleError, Exit, printable
 
 MARKER = b"DCU_KERNEL_DIAG"
 READY = b"Application startup complete."
@@ -34,35 +38,63 @@ _SHARE = 1 << 26  # bytes from which on another process is worth its start
 _MOST_SHARES = 4
 _START = 1 << 24  # a start says less than this; the signs are not looked for beyond
 _LONGEST = 1 << 16  # a line longer than this is cut; nothing of ours is
+_NAMED = 1 << 12  # bytes at either end that tell one log from another
 _NEAR = 200  # bytes between markers below which they may be a burst
 _BURST = 4  # markers so near to each other are one: a block of lines is looked at, not one
 _REACH = 1 << 12  # bytes within which a line is looked for again: some thirty lines
 _GROUPS = 4096  # distinct markers that are told apart; beyond that they are only counted
 _NEWLINE = ord("\n")
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
-_PID = re.compile(rb"pid=(\d+)")
+# What a logger, or a print in a titled process, sets before a marker; and nothing else may. Who
+# asks for something may write a marker into his prompt, and servers log prompts, in quotes.
+_LEAD = re.compile(
+    rb"(?:^|\([A-Za-z][\w.:-]* pid=(\d+)[^()'\"]{0,60}\)\s*)"
+    rb"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ :]\s*(?:[\w.]+:\s*)?)?"
+    rb"(?:(?:\d{4}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?\s+)?"
+    rb"(?:\[[\w./:-]*\]:?\s+)?$"
+)
+_QUOTED = re.compile(rb"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _OWN_PID = re.compile(rb"(?:\s+[a-z_]+=\S+)*?\s+pid=(\d+)")
 _FIELDS = re.compile(
     rb"^\s*selected=(True|False|1|0)\s+shape=(?:torch\.Size\()?"
     rb"[\[(]([\d, x]*)[\])]\)?\s+dtype=([\w.]+)(?![\w.(])"
 )
+_SELECTED = re.compile(rb"selected=(True|False|1|0)(?=\s)")
+_SHAPE = re.compile(rb"shape=(?:torch\.Size\()?[\[(]([\d, x]*)[\])]")
+
+
+class NoLog(BundleError):
+    exit = Exit.DIFFERS
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a log: which file (device and inode, not the name) and how many bytes into it."""
+    """A place in a log: which file (device and inode, not the name) and how many bytes into it.
+
+    `before` names the bytes that lie before it: a log that is cut to nothing and grows again is
+    the same file, and another log.
+    """
 
     device: int
     inode: int
     offset: int
+    before: str = ""
 
     @classmethod
     def parse(cls, raw: Any) -> Place | None:
         """Return the place that `to_json` wrote; None for none."""
-        return cls(int(raw["device"]), int(raw["inode"]), int(raw["offset"])) if raw else None
+        if not raw:
+            return None
+        device, inode, offset = (int(raw[name]) for name in ("device", "inode", "offset"))
+        return cls(device, inode, offset, str(raw.get("before") or ""))
 
-    def to_json(self) -> dict[str, int]:
-        return {"device": self.device, "inode": self.inode, "offset": self.offset}
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "inode": self.inode,
+            "offset": self.offset,
+            "before": self.before,
+        }
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,11 +119,19 @@ class Count:
         return {"before": self.before, "after": self.after, "window": self.window}
 
 
+# What can be told of a marker that does not count: its shape and what it selected, or None.
+Unclear = tuple[tuple[int, ...] | None, bool | None]
+
+
 @dataclass(slots=True)
 class Scan:
-    """What a log window holds. `lost` says which part of it could not be read, and why."""
+    """What a log window holds. `lost` says which part of it could not be read, and why.
+
+    `unclear` holds the markers that do not count, as far as they can be told.
+    """
 
     markers: dict[Marker, Count] = field(default_factory=dict)
+    unclear: dict[Unclear, Count] = field(default_factory=dict)
     damaged: int = 0  # markers that another writer's text has torn apart
     uncounted: int = 0  # markers beyond the number of groups that are told apart
     ready: bool = False  # a server said that it is ready to answer
@@ -111,6 +151,10 @@ class Scan:
                 }
                 for marker, count in sorted(self.markers.items())
             ],
+            "unclear": [
+                {"shape": shape and list(shape), "selected": selected, **count.to_json()}
+                for (shape, selected), count in self.unclear.items()
+            ],
             "damaged": self.damaged,
             "uncounted": self.uncounted,
             "ready": self.ready,
@@ -123,10 +167,56 @@ class Scan:
 def mark(path: str) -> Place:
     """Return the end of the log as it is now; a log that does not exist yet starts at 0."""
     try:
-        found = os.stat(path)
+        with _opened(path) as file:
+            found = os.fstat(file.fileno())
+            before = _before(file, found.st_size)
     except FileNotFoundError:
         return Place(0, 0, 0)
-    return Place(found.st_dev, found.st_ino, found.st_size)
+    return Place(found.st_dev, found.st_ino, found.st_size, before)
+
+
+def require_log(path: str, folder: str) -> None:
+    """Raise NoLog where what lies there is no file, or leads out of the launch folder.
+
+    Whoever opens a pipe waits for ever, and a link could show any file of the machine.
+    """
+    real, top = os.path.realpath(path), os.path.realpath(folder)
+    if os.path.lexists(path) and not real.startswith(top.rstrip("/") + "/"):
+        raise _no_log(path, f"it leads to {printable(real)}, out of {printable(top)}")
+    try:
+        _opened(path).close()
+    except FileNotFoundError:
+        pass
+
+
+def _no_log(path: str, why: str) -> NoLog:
+    return NoLog(
+        f"the log {printable(path)} is not read",
+        why=why,
+        fix="put the server's own log back there, or start it again: each start makes its own",
+    )
+
+
+def _opened(path: str) -> io.FileIO:
+    """Open a log for reading without ever waiting for it."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _no_log(path, "it is not a regular file")
+    return io.FileIO(fd)
+
+
+def _before(file: io.FileIO, offset: int) -> str:
+    """Name the bytes before an offset, by the first and the last few of them."""
+    first = os.pread(file.fileno(), min(_NAMED, offset), 0)
+    last = os.pread(file.fileno(), min(_NAMED, offset), max(0, offset - _NAMED))
+    return hashlib.sha256(first + last).hexdigest()
+
+
+def _written_anew(path: str, place: Place) -> bool:
+    """True when other bytes lie before a place now than when it was noted."""
+    with _opened(path) as file:
+        return bool(place.before) and _before(file, place.offset) != place.before
 
 
 def scan(
@@ -157,16 +247,21 @@ def _edge(piece: _Piece, window: Place | None) -> int | None:
     """Return where in this piece the window begins; None where it begins in another or nowhere."""
     if window is None or (window.inode and window.inode != piece.inode):
         return None
+    if window.inode and _written_anew(piece.path, window):
+        return None  # its bytes are not those that the window began behind
     return window.offset
 
 
 @dataclass(frozen=True, slots=True)
 class _Payload:
-    """What stands behind a marker's name: shape, dtype, selected; or nothing that can be read."""
+    """What stands behind a marker's name: shape, dtype, selected; or what is left of it.
+
+    `unclear` is None where nothing speaks of a marker.
+    """
 
     fields: tuple[tuple[int, ...], str, bool] | None
     pid: int
-    damaged: bool
+    unclear: Unclear | None
 
 
 class _Reader:
@@ -175,6 +270,7 @@ class _Reader:
     def __init__(self) -> None:
         self.result = Scan()
         self.in_window = False
+        self._continued = False  # the buffer begins inside a line
         self._buffer = bytearray(_CHUNK + _LONGEST)
         self._parsed: dict[bytes, _Payload] = {}
         self._counts: dict[tuple[int, bytes], Count] = {}
@@ -226,15 +322,16 @@ class _Reader:
         self.result.bytes += found["bytes"]
         self.result.damaged += found["damaged"]
         self.result.uncounted += found["uncounted"]
+        for row in found["unclear"]:
+            shape = None if row["shape"] is None else tuple(row["shape"])
+            _more(self._unclear_of((shape, row["selected"])), row)
         for row in found["markers"]:
             marker = Marker(row["pid"], tuple(row["shape"]), row["dtype"], row["selected"])
             count = self._counts_of(marker)
             if count is None:
                 self.result.uncounted += row["before"] + row["after"]
             else:
-                count.before += row["before"]
-                count.after += row["after"]
-                count.window += row["window"]
+                _more(count, row)
 
     def _read(self, piece: _Piece, edge: int | None) -> None:
         self.in_window = self.in_window or (edge is not None and edge <= piece.begin)
@@ -259,7 +356,8 @@ class _Reader:
         """
         buffer, view = self._buffer, memoryview(self._buffer)
         left, position, rest = piece.end - piece.begin, piece.begin, 0
-        with open(piece.path, "rb", buffering=0) as file:
+        self._continued = False
+        with _opened(piece.path) as file:
             file.seek(piece.begin)
             while left > 0:
                 got = file.readinto(view[rest : rest + min(_CHUNK, left)])
@@ -270,6 +368,7 @@ class _Reader:
                 cut = cut or (filled if filled > _LONGEST else 0)
                 if cut:
                     yield position, cut
+                    self._continued = buffer[cut - 1] != _NEWLINE
                 position, rest = position + cut, filled - cut
                 view[:rest] = bytes(view[cut:filled])
         if rest:
@@ -299,12 +398,13 @@ class _Reader:
         at = buffer.rfind(MARKER, begin, end)
         if at < 0:
             return
-        first = buffer.find(b"\n", begin, end) + 1 if begin else 0
+        inside = begin > 0 or self._continued
+        first = buffer.find(b"\n", begin, end) + 1 if inside else 0
         last = buffer.rfind(b"\n", begin, end) + 1
         if last <= first:
             self._sweep(buffer, begin, end)
             return
-        if begin:
+        if inside:
             self._sweep(buffer, begin, first)
         if at >= last:
             self._sweep(buffer, last, end)
@@ -332,18 +432,46 @@ class _Reader:
             if len(self._parsed) >= _GROUPS:
                 self._parsed.clear()
             payload = self._parsed[text] = _payload(text)
-        if payload.fields is None:
-            self.result.damaged += payload.damaged * times
+        if payload.unclear is None:
             return
-        pid = payload.pid or _writer(data, at)
+        writer, clear = self._writer(data, at)
+        if writer is None:
+            return
+        if payload.fields is None or not clear:
+            self.result.damaged += times
+            self._count(self._unclear_of(payload.unclear), times)
+            return
+        pid = writer or payload.pid
         count = self._counts.get((pid, text))
         if count is None:
             count = self._counts_of(Marker(pid, *payload.fields))
             if count is None:
                 self.result.uncounted += times
+                self._count(self._unclear_of((None, payload.fields[2])), times)
                 return
             if len(self._counts) < _GROUPS:
                 self._counts[pid, text] = count
+        self._count(count, times)
+
+    def _writer(self, data: bytes | bytearray, at: int) -> tuple[int | None, bool]:
+        """Return who wrote the marker at a place, and whether that is clear.
+
+        0 where no prefix names the process, None where it is a text that somebody quotes. Two
+        processes may write into one line: the prefix right before a marker is its writer's.
+        """
+        line = data.rfind(b"\n", 0, at) + 1
+        text = bytes(data[line:at])
+        cut = text.rfind(b"\r") + 1
+        whole = line > 0 or cut > 0 or not (self._continued and data is self._buffer)
+        lead = _COLOUR.sub(b"", text[cut:])
+        found = _LEAD.search(lead)
+        begin = lead[: found.start()] if found else lead
+        quoted = (bool(begin) and not whole) or _in_quotes(begin)
+        if found:
+            return int(found[1] or 0), whole and not quoted
+        return (None if quoted else 0), False
+
+    def _count(self, count: Count, times: int) -> None:
         count.window += self.in_window * times
         if self.result.ready:
             count.after += times
@@ -354,6 +482,23 @@ class _Reader:
         if marker not in self.result.markers and len(self.result.markers) >= _GROUPS:
             return None
         return self.result.markers.setdefault(marker, Count())
+
+    def _unclear_of(self, told: Unclear) -> Count:
+        if told not in self.result.unclear and len(self.result.unclear) >= _GROUPS:
+            told = None, told[1]
+        return self.result.unclear.setdefault(told, Count())
+
+
+def _more(count: Count, row: Mapping[str, int]) -> None:
+    count.before += row["before"]
+    count.after += row["after"]
+    count.window += row["window"]
+
+
+def _in_quotes(text: bytes) -> bool:
+    """True when what follows a text stands in quotes that the text has opened."""
+    left = _QUOTED.sub(b"", text)
+    return b"'" in left or b'"' in left
 
 
 def _marked(data: bytearray, at: int, first: int, stop: int) -> dict[bytes, int]:
@@ -423,20 +568,9 @@ def _repeats(data: bytearray, block: bytes, first: int, stop: int) -> int:
     return times
 
 
-def _writer(data: bytes | bytearray, at: int) -> int:
-    """Return the pid of the nearest prefix before a marker on its line, or 0.
-
-    Two processes may write into one line: the last prefix before a marker is its writer's.
-    """
-    line = data.rfind(b"\n", max(0, at - _LONGEST), at) + 1
-    prefix = data.rfind(b"pid=", line, at)
-    found = _PID.match(data, prefix, at) if prefix >= 0 else None
-    return int(found[1]) if found else 0
-
-
 def _cut(piece: _Piece, offset: int) -> tuple[_Piece, _Piece]:
     """Cut a piece behind the first line that ends at or after an offset."""
-    with open(piece.path, "rb", buffering=0) as file:
+    with _opened(piece.path) as file:
         while offset < piece.end:
             file.seek(offset)
             found = file.read(min(_LONGEST, piece.end - offset)).find(b"\n")
@@ -469,18 +603,30 @@ def _payload(text: bytes) -> _Payload:
     found = _FIELDS.match(text)
     if not found:
         # The name alone, as in the warning of an unknown variable, is no marker.
-        return _Payload(None, 0, b"selected" in text)
-    shape = tuple(int(n) for n in re.findall(rb"\d+", found[2]))
+        return _Payload(None, 0, _rest(text) if b"selected" in text else None)
+    shape = _dims(found[2])
     fields = (shape, found[3].decode("ascii"), found[1] in (b"True", b"1"))
     own = _OWN_PID.match(text, found.end())
-    return _Payload(fields, int(own[1]) if own else 0, damaged=False)
+    return _Payload(fields, int(own[1]) if own else 0, (shape, fields[2]))
+
+
+def _rest(text: bytes) -> Unclear:
+    """Return what is left of a marker that was torn apart."""
+    selected, shape = _SELECTED.search(text), _SHAPE.search(text)
+    chosen = selected[1] in (b"True", b"1") if selected else None
+    return (_dims(shape[1]) if shape else None, chosen)
+
+
+def _dims(text: bytes) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(rb"\d+", text))
 
 
 def _pieces(path: str, start: Place | None, end: Place | None, result: Scan) -> Sequence[_Piece]:
     """Return the pieces of the log in the order they were written."""
     files = _generations(path)
     if not files:
-        result.lost.append(f"{path} is not there")
+        here = os.path.lexists(path)
+        result.lost.append(f"{path} is {'no file that can be read' if here else 'not there'}")
         return ()
     first = 0
     begin = 0
@@ -494,6 +640,9 @@ def _pieces(path: str, start: Place | None, end: Place | None, result: Scan) -> 
         first = len(files) - 1  # there was no log when the place was noted
     if begin > files[first][1].st_size:
         result.lost.append(f"{files[first][0]} was cut to less than the noted offset")
+        begin = 0
+    elif begin and start is not None and _written_anew(files[first][0], start):
+        result.lost.append(f"{files[first][0]} was cut and written anew since the start")
         begin = 0
     pieces = []
     for index in range(first, len(files)):
@@ -518,9 +667,11 @@ def _generations(path: str) -> list[tuple[str, os.stat_result]]:
         if other == name or re.fullmatch(re.escape(name) + r"[.-][\d.-]+", other):
             full = os.path.join(folder, other)
             try:
-                found.append((full, os.stat(full)))
+                seen = os.stat(full)
             except FileNotFoundError:
                 continue
+            if stat.S_ISREG(seen.st_mode):
+                found.append((full, seen))
     return sorted(found, key=lambda item: (item[0] == path, item[1].st_mtime_ns, item[0]))
 
 

@@ -32,13 +32,14 @@ class Wanted:
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """True for a marker of this shape and dtype, whatever it selected."""
-        shape = row["shape"]
+        return self.has_shape(row["shape"]) and _dtype(self.dtype) in ("", _dtype(row["dtype"]))
+
+    def has_shape(self, shape: Sequence[int]) -> bool:
         # A chunk plan knows the rows only: what follows them is the layer's affair.
         dims = self.shape[:-1] if self.shape[-1:] == (None,) else self.shape
         if len(shape) < len(dims) or (dims == self.shape and len(shape) != len(dims)):
             return False
-        same = all(want is None or want == have for want, have in zip(dims, shape))
-        return same and _dtype(self.dtype) in ("", _dtype(row["dtype"]))
+        return all(want is None or want == have for want, have in zip(dims, shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,23 +84,41 @@ def judge(
     verdicts = [_one(want, ours, scan, captured=captured) for want in needed]
     return Dispatch(
         proofs=tuple(text for proven, text in verdicts if proven),
-        faults=(*_unreadable(scan), *(text for proven, text in verdicts if not proven)),
+        faults=(
+            *_unreadable(scan),
+            *(text for proven, text in verdicts if not proven),
+            *_maybe_fallbacks(needed, scan),
+        ),
         blind=tuple(_blind(scan, captured=captured)),
     )
 
 
 def judge_off(scan: Mapping[str, Any], pids: Sequence[int]) -> Dispatch:
-    """Judge a run with the candidate's switch off: nothing may be selected, in any phase."""
-    ours = [row for row in scan["markers"] if row["pid"] in pids]
+    """Judge a run with the candidate's switch off: nothing may be selected, in any phase.
+
+    The log is of this start alone, so whoever selected in it counts, a process that has gone too.
+    And only a fallback shows that markers are printed at all: silence proves nothing.
+    """
+    rows = scan["markers"]
     faults = [
         f"the switch is off, yet {_shown(row)} was selected {row['before'] + row['after']} times"
-        for row in ours
+        f" by {_named(row['pid'])}"
+        for row in rows
         if row["selected"]
     ]
-    fallback = sum(row["before"] + row["after"] for row in ours if not row["selected"])
-    proof = f"no marker was selected; {fallback} took the fallback"
+    unclear = sum(
+        row["before"] + row["after"] for row in _unclear(scan) if row["selected"] is not False
+    )
+    if unclear:
+        faults.append(f"{unclear} markers cannot be read whole: they may have been selected")
+    fallback = sum(row["window"] for row in rows if row["pid"] in pids and not row["selected"])
+    if not fallback:
+        faults.append(
+            "this service printed no marker inside the window: that nothing was selected shows"
+            " only where the fallback prints its selected=False"
+        )
     return Dispatch(
-        proofs=() if faults else (proof,),
+        proofs=() if faults else (f"no marker was selected; {fallback} took the fallback",),
         faults=(*_unreadable(scan), *faults),
         blind=tuple(_blind(scan, captured="graphs captured" in scan["signs"])),
     )
@@ -115,7 +134,9 @@ def _one(
 ) -> tuple[bool, str]:
     rows = [row for row in ours if want.fits(row)]
     took = sum(row["window"] for row in rows if row["selected"])
-    fell = sum(row["window"] for row in rows if not row["selected"])
+    # The log is of this start alone: a fallback counts against it, whoever printed it.
+    fallbacks = (row for row in scan["markers"] if want.fits(row) and not row["selected"])
+    fell = sum(row["window"] for row in fallbacks)
     if fell:
         times = f"{fell} of {took + fell} times" if took else f"all {fell} times"
         return False, f"{want}: selected=False {times} inside the window"
@@ -141,7 +162,7 @@ def _closest(
         return "outside the window it took the fallback, inside nothing was printed"
     foreign = sorted({row["pid"] for row in scan["markers"] if want.fits(row)})
     if foreign:
-        pids = ", ".join("no named process" if pid == 0 else f"pid {pid}" for pid in foreign)
+        pids = ", ".join(map(_named, foreign))
         return f"only {pids} printed it, which is not this service"
     shapes = sorted({_shown(row) for row in ours if row["window"]})
     if shapes:
@@ -149,6 +170,31 @@ def _closest(
     if ours:
         return "the window holds no marker of this service"
     return "the log holds no marker of this service; is the diag variable set?"
+
+
+def _maybe_fallbacks(needed: Sequence[Wanted], scan: Mapping[str, Any]) -> Iterator[str]:
+    """Name the markers inside the window that may be a fallback of what is wanted."""
+    count = sum(
+        row["window"]
+        for row in _unclear(scan)
+        if row["selected"] is not True
+        and (row["shape"] is None or any(want.has_shape(row["shape"]) for want in needed))
+    )
+    if count:
+        yield (
+            f"{count} markers inside the window cannot be read whole,"
+            " and may be fallbacks of what is wanted: prove it again"
+        )
+
+
+def _unclear(scan: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The markers that do not count, as far as they were told; an older record has none."""
+    found: Sequence[Mapping[str, Any]] = scan.get("unclear", ())
+    return found
+
+
+def _named(pid: int) -> str:
+    return f"pid {pid}" if pid else "no named process"
 
 
 def _unreadable(scan: Mapping[str, Any]) -> Iterator[str]:

@@ -25,6 +25,9 @@ def line(shape: str = "(4096, 5120)", selected: bool = True, pid: int = ENGINE) 
     )
 
 
+FELL = line(selected=False)
+
+
 def scan(tmp_path: Path, start: str, window: str = "") -> dict[str, Any]:
     """What the agent reads of a log whose measured window begins after `start`."""
     path = tmp_path / "serve.log"
@@ -119,7 +122,95 @@ def test_with_the_switch_off_nothing_may_be_selected_in_any_phase(tmp_path: Path
     assert judge_off(scan(tmp_path, off + READY, off), [ENGINE]).proven
     assert not judge_off(scan(tmp_path, line() + READY, off), [ENGINE]).proven
     assert not judge_off(scan(tmp_path, READY, off + line("(1, 8)")), [ENGINE]).proven
-    assert judge_off(scan(tmp_path, READY, off + line(pid=900)), [ENGINE]).proven
+
+
+@pytest.mark.parametrize(
+    ("start", "window", "why"),
+    [
+        (READY, "", "this service printed no marker inside the window"),
+        (READY + line(selected=False), "", "this service printed no marker inside the window"),
+        (READY, line(selected=False, pid=900), "this service printed no marker"),
+        (READY, FELL + line(pid=900), "was selected 1 times by pid 900"),
+        (READY, FELL + line().replace("(EngineCore pid=1200) ", ""), "by no named process"),
+        (READY, FELL + "(EngineCore pid=1200) DCU_KERNEL_DIAG selected=True sh(APIServer) x\n",
+         "1 markers cannot be read whole"),
+        (READY, FELL + "(EngineCore pid=1200) DCU_KERNEL_DIAG selected=\n",
+         "1 markers cannot be read whole"),
+    ],
+)  # fmt: skip
+def test_with_the_switch_off_silence_and_strangers_speak_against_it(
+    tmp_path: Path, start: str, window: str, why: str
+) -> None:
+    found = judge_off(scan(tmp_path, start, window), [ENGINE])
+
+    assert not found.proven
+    assert why in "\n".join(found.faults)
+
+
+TORN = "(EngineCore pid=1200) DCU_KERNEL_DIAG selected=False shape=({}(APIServer pid=7) INFO ok\n"
+UNREAD = "1 markers inside the window cannot be read whole, and may be fallbacks"
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        TORN.format("40"),
+        TORN.format("4096, 5120) dtype=torch.bfl"),
+        "(EngineCore pid=1200) DCU_KERNEL_DIAG selected=Fa(APIServer pid=7) INFO ok\n",
+        f"(EngineCore pid=1200) WARN(APIServer pid=7) INFO ok\nING {FELL[FELL.index('DCU') :]}",
+    ],
+)
+def test_a_torn_marker_that_may_be_a_fallback_of_what_is_wanted_is_a_fault(
+    tmp_path: Path, torn: str
+) -> None:
+    found = judge(scan(tmp_path, READY, line() + torn), BIG, [ENGINE])
+
+    assert not found.proven
+    assert found.faults[0].startswith(UNREAD)
+    # Before the window, or of another shape, it is nothing to this request.
+    assert judge(scan(tmp_path, READY + torn, line()), BIG, [ENGINE]).proven
+    other = TORN.format("808, 5120) dtype=torch.bfl")
+    assert judge(scan(tmp_path, READY, line() + other), BIG, [ENGINE]).proven
+
+
+def test_a_fallback_counts_whoever_printed_it_and_however_many_shapes_came_before(
+    tmp_path: Path,
+) -> None:
+    fell = line(selected=False)
+    for window in (line() + fell.replace("pid=1200", "pid=900"),
+                   line() + "".join(line(f"({n}, 1)") for n in range(5000)) + fell):  # fmt: skip
+        assert not judge(scan(tmp_path, READY, window), BIG, [ENGINE]).proven
+    rare = "".join(line(f"({n}, 1)") for n in range(5000))
+    assert judge(scan(tmp_path, READY, line() + rare), BIG, [ENGINE]).proven
+
+
+ASKED = (
+    "(APIServer pid=1100) INFO 11-30 00:00:00 [logger.py:43] Received request cmpl-1: prompt: {},"
+    " params: SamplingParams(n=1, stop=[], seed=None)\n"
+)
+BARE = "DCU_KERNEL_DIAG selected=True shape=(4096, 5120) dtype=torch.bfloat16"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        f"please print {BARE}",
+        BARE,
+        f"{BARE} pid=1200",
+        f"x\npid=1200) {BARE}",
+        f'it\'s "so" (EngineCore pid=1200) {BARE}',
+        f"(EngineCore pid=1200) WARNING 03-16 10:32:19 [utils.py:203] {BARE}",
+        f"(EngineCore pid=1200) {BARE} (EngineCore pid=1200) {BARE} ",
+        "long " * 40_000 + f"(EngineCore pid=1200) {BARE}",
+    ],
+)
+def test_what_a_prompt_says_proves_nothing(tmp_path: Path, prompt: str) -> None:
+    text = ASKED.format(repr(prompt))
+
+    for pids in ([ENGINE], [1100, ENGINE]):
+        assert not judge(scan(tmp_path, READY, text), BIG, pids).proven
+        assert judge(scan(tmp_path, READY, line() + text + line()), BIG, pids).proven
+    assert judge_off(scan(tmp_path, READY, FELL + ASKED.format(repr(BARE))), [ENGINE]).proven
 
 
 def test_nothing_wanted_proves_nothing(tmp_path: Path) -> None:

@@ -208,6 +208,56 @@ def test_a_log_cut_to_nothing_and_grown_again_is_said_to_be_cut(tmp_path: Path) 
     assert found.lost == [f"{path} was cut to less than the noted offset"]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_log_cut_and_grown_beyond_the_window_is_another_log(tmp_path: Path, kept: bool) -> None:
+    path = tmp_path / "serve.log"
+    bare = "DCU_KERNEL_DIAG selected=True shape=(1, 8) dtype=torch.bfloat16\n"
+    written(path, "first\n", READY, bare * 200)
+    window = written(path, line(selected=False))
+    if kept:
+        (tmp_path / "serve.log.1").write_bytes(path.read_bytes())  # what logrotate keeps
+    os.truncate(path, 0)
+    # The same lines before the place as before: only the log's begin tells the two apart.
+    written(path, "again\n", READY, bare * 200, line())
+
+    found = log.scan(str(path), None, window)
+
+    assert "the measured window begins in a piece of the log that has gone" in found.lost
+    assert not any(count.window for count in found.markers.values())
+    assert log.scan(str(path), window).lost == [f"{path} was cut and written anew since the start"]
+    assert Place.parse(window.to_json()) == window
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "serve.log"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+
+    assert log.scan(str(path)).lost == [f"{path} is no file that can be read"]
+    with pytest.raises(log.NoLog, match="is not read"):
+        log.mark(str(path))
+    with pytest.raises(log.NoLog):
+        log.require_log(str(path), str(tmp_path))
+
+
+def test_a_log_that_leads_out_of_the_launch_folder_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    path = tmp_path / "runs" / "serve.log"
+    log.require_log(str(path), str(tmp_path))
+    (tmp_path / "kept.log").touch()
+    path.symlink_to(tmp_path / "kept.log")
+    log.require_log(str(path), str(tmp_path))
+
+    with pytest.raises(log.NoLog) as caught:
+        log.require_log(str(path), str(tmp_path / "runs"))
+    assert "leads to" in caught.value.why
+
+
 def test_a_log_that_is_not_there_is_lost_and_one_that_came_later_is_read(tmp_path: Path) -> None:
     path = tmp_path / "serve.log"
     assert log.scan(str(path)).lost == [f"{path} is not there"]
