@@ -208,5 +208,5 @@ def _show(visits: list[Visit], *, json: bool) -> int:
         if not found or visit.error is not None:
             print(report.visit_text(visit))
         elif visit.gates:
-            print(report.folded(report.gates_text(visit.gates)))
+            print(report.judged_text(visit))
     return worst(visit.exit for visit in visits)
