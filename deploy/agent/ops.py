@@ -23,16 +23,22 @@ MARK = b"\n\x00dcu-bundle:ops\x00\n"
 SECONDS = 600.0  # importing torch from a cold shared disk was seen to take minutes
 
 # The child. It answers before it imports anything, so that a file whose loading ends the process is
-# still named; and it notes which ops were there before, so that somebody else's do not count.
+# still named; and it notes which ops were there before the extension is loaded, whoever imports it,
+# and which right after, so that somebody else's do not count.
 _ASK = r"""
 import hashlib, importlib, importlib.util, json, os, sys
 def ask(module, namespace, ops):
-    said = {"origin": "", "found": {}, "before": [], "elsewhere": {}, "torch": ""}
+    said = {"origin": "", "found": {}, "foreign": {}, "elsewhere": {}, "torch": ""}
     try:
         import torch
         said["torch"] = getattr(torch, "__version__", "")
     except Exception as err:
         return dict(said, state="torch does not import", text=text(err))
+    there = lambda: {op for op in ops if schema(torch, namespace, op) is not None}
+    watch = Watch(module, there)
+    if module in sys.modules:  # as torch or the interpreter started: nothing can be told apart
+        watch.before = there()
+    sys.meta_path.insert(0, watch)  # the package itself may load it
     try:
         spec = importlib.util.find_spec(module)
     except Exception as err:
@@ -47,11 +53,7 @@ def ask(module, namespace, ops):
             said["device"], said["inode"] = info.st_dev, info.st_ino
     except OSError as err:
         return dict(said, state="extension missing", text=text(err))
-    there = module in sys.modules  # the package itself may load it: then nothing can be told apart
-    known = [op for op in ops if schema(torch, namespace, op) is not None]
-    said["before"] = [] if there else sorted(known)
     tell(dict(said, state="loading", text=""))
-    sys.setdlopenflags(os.RTLD_NOW | os.RTLD_LOCAL)
     try:
         importlib.import_module(module)
     except Exception as err:
@@ -62,7 +64,33 @@ def ask(module, namespace, ops):
             said["found"][op] = found
         else:
             said["elsewhere"][op] = places(torch, op)
+    for op in there():
+        if op in watch.before:
+            said["foreign"][op] = "before"
+        elif op not in watch.after:
+            said["foreign"][op] = "after"
     return dict(said, state="loaded", text="")
+class Watch:
+    def __init__(self, module, there):
+        self.module, self.there, self.before, self.after = module, there, set(), set()
+    def find_spec(self, name, path=None, target=None):
+        if name != self.module:
+            return None
+        others = (f for f in sys.meta_path if f is not self and hasattr(f, "find_spec"))
+        spec = next(filter(None, (f.find_spec(name, path, target) for f in others)), None)
+        if hasattr(getattr(spec, "loader", None), "create_module"):
+            self.wrap(spec.loader)
+        return spec
+    def wrap(self, loader):
+        create, run = loader.create_module, loader.exec_module
+        def created(spec):
+            self.before = self.there()
+            sys.setdlopenflags(os.RTLD_NOW | os.RTLD_LOCAL)
+            return create(spec)
+        def ran(module):
+            run(module)
+            self.after = self.there()
+        loader.create_module, loader.exec_module = created, ran
 def text(err):
     return "%s: %s" % (type(err).__name__, err)
 def schema(torch, namespace, op):
@@ -178,9 +206,9 @@ def _judged(extension: Extension, said: Mapping[str, Any]) -> tuple[str, str]:
     found = said["found"]
     if missing := sorted(op for op in extension.ops if op not in found):
         return "op missing", _where_else(extension, said, missing)
-    if foreign := [op for op in said["before"] if op in extension.ops]:
-        names = ", ".join(foreign)
-        return "op from elsewhere", f"{names} was registered before {said['origin']} was loaded"
+    if foreign := said["foreign"]:
+        told = (f"{op} was registered {when}" for op, when in sorted(foreign.items()))
+        return "op from elsewhere", f"{', '.join(told)} {said['origin']} was loaded"
     for op, wanted in sorted(extension.ops.items()):
         if wanted and _plain(wanted) not in map(_plain, found[op].split(" | ")):
             return "other schema", f"{op} is {found[op]}, wanted {wanted}"

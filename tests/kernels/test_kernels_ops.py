@@ -238,6 +238,38 @@ def test_an_op_that_was_there_before_is_somebody_elses(site: Site) -> None:
     assert "LLMM1" in found["why"]
 
 
+def test_an_op_that_the_package_adds_to_the_extension_it_loads_is_somebody_elses(
+    site: Site,
+) -> None:
+    site.compile(REGISTER.format(space="_rocm_C"))
+    loads = "import torch, pkg.ext\n"
+    (site.top / "pkg/__init__.py").write_text(loads)
+    own = site.ask()
+    (site.top / "pkg/__init__.py").write_text(
+        f'{loads}torch.register("_rocm_C", "ghost", "_rocm_C::ghost(Tensor a) -> Tensor")\n'
+    )
+
+    found = site.ask({"LLMM1": "", "ghost": ""})
+
+    assert own["state"] == "ok", own["why"]
+    assert found["state"] == "op from elsewhere"
+    assert found["why"] == f"ghost was registered after {site.file} was loaded"
+
+
+def test_an_op_from_before_a_package_that_loads_the_extension_is_somebody_elses(
+    site: Site,
+) -> None:
+    site.compile()
+    (site.top / "pkg/__init__.py").write_text(
+        f'import torch\ntorch.register("_rocm_C", "LLMM1", "{LLMM1}")\nimport pkg.ext\n'
+    )
+
+    found = site.ask()
+
+    assert found["state"] == "op from elsewhere"
+    assert found["why"] == f"LLMM1 was registered before {site.file} was loaded"
+
+
 def test_another_schema_is_shown_beside_the_wanted_one(site: Site) -> None:
     site.compile(REGISTER.format(space="_rocm_C"))
 
