@@ -294,8 +294,9 @@ def refuse_conflicts(conflicts: Iterable[Conflict], *, restoring: bool = False) 
         return
     lines = "".join(f"\n    {_line(conflict)}" for conflict in listed)
     fix = (
-        "look at these files; accept a vendor's by name in the manifest, restore the others, or"
-        " --replace-drift FILE (its bytes are kept, and a restore gives them back)"
+        "look at these files; accept a vendor's by name in the manifest, install the others of the"
+        " base anew, or `deploy --replace-drift FILE` (its bytes are kept, and a restore gives them"
+        " back: they are not the base's)"
     )
     if restoring:  # which writes none of a plan's files, and so has nothing to replace them with
         fix = (

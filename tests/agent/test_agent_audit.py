@@ -188,6 +188,26 @@ def test_a_file_edited_after_a_deploy_comes_back_as_it_was_replaced(target: Targ
     assert target.read("pack/table.json") == BASE_FILES["pack/table.json"]
 
 
+def test_after_a_restore_of_drift_the_refusal_names_every_way_on(target: Target) -> None:
+    bundle = target.usual()
+    assert target.run(bundle, "deploy").code == 0
+    target.write("pack/core.py", b"V = 'edited afterwards'\n")
+    assert target.run(bundle, "deploy", "--replace-drift", "pack/core.py").code == 0
+    assert target.run(bundle, "restore").code == 0
+    assert target.run(bundle, "restore").evidence["outcome"] == "nothing to restore"
+
+    refused = target.run(bundle, "check")
+    fix = refused.err.partition("fix: ")[2]
+    assert refused.code == 6
+    assert "install the others of the base anew" in fix
+    assert "`deploy --replace-drift FILE`" in fix
+
+    assert target.run(bundle, "deploy", "--replace-drift", "pack/core.py").code == 0
+    assert target.run(bundle, "restore").code == 0
+    target.write("pack/core.py", BASE_FILES["pack/core.py"])
+    assert target.run(bundle, "check").code == 10
+
+
 def make_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
