@@ -229,7 +229,7 @@ def _already(old: Key, new: Key, path: Path) -> str:
     done = f"already pinned {new.fingerprint}; nothing was written"
     if new.reason in ("", old.reason):
         return done
-    return f"{done}, and its reason stays {old.reason!r}: another one is typed into {path.name}"
+    return f"{done}: its reason stays {old.reason or 'none'!r} (edit it in {path.name})"
 
 
 def _refuse_wrong(new: Key) -> None:

@@ -118,7 +118,7 @@ def test_pinning_twice_writes_once_and_says_so(tmp_path: Path) -> None:
     same = trust(path, "a", Key(fingerprint=PIN)).done
 
     assert same == f"already pinned {PIN}; nothing was written"
-    assert again == f"{same}, and its reason stays 'first': another one is typed into hosts.yaml"
+    assert again == f"{same}: its reason stays 'first' (edit it in hosts.yaml)"
     assert path.stat().st_mtime_ns == before.st_mtime_ns
     assert path.stat().st_ino == before.st_ino
 
