@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 
-from .log import Place
+from .log import NoLog, Place, opened
 
 # What tells whether a round measured the server or its caches, and whose requests it served.
 NAMES = (
@@ -70,11 +71,11 @@ def _lines(path: str, window: Place, end: Place) -> Iterator[bytes]:
     if window.inode != end.inode or not end.inode:
         return
     try:
-        with open(path, "rb") as file:
-            file.seek(window.offset)
+        with opened(path) as file, io.BufferedReader(file) as lines:
+            lines.seek(window.offset)
             left = end.offset - window.offset
-            while left > 0 and (line := file.readline(min(_LONGEST, left))):
+            while left > 0 and (line := lines.readline(min(_LONGEST, left))):
                 left -= len(line)
                 yield line
-    except OSError:
+    except (OSError, NoLog):
         return

@@ -66,7 +66,8 @@ def after_start(
     """
     server = seen["server"]
     if server is None:
-        return (Fault(what="no server", text=_no_server(seen)), *_others(seen, ()), *_hidden(seen))
+        none = Fault(what="no server", text=_no_server(seen))
+        return (none, *_log(seen), *_others(seen, ()), *_hidden(seen))
     members = tuple(server["members"])
     return (
         *_others(seen, members),
@@ -80,6 +81,7 @@ def after_start(
         *_code(server),
         *(_answers(seen, launch) if asked else ()),
         *_model(seen),
+        *_log(seen),
         *_age(seen),
     )
 
@@ -297,6 +299,13 @@ def _model(seen: Mapping[str, Any]) -> Iterator[Fault]:
         if row["state"] in ("missing", "changed"):
             text = f"model file {row['path']} is {row['state']}"
             yield Fault(what="model", text=text)
+
+
+def _log(seen: Mapping[str, Any]) -> Iterator[Fault]:
+    log = seen["log"] or {}
+    if log.get("error"):
+        text = f"its log {printable(log['path'])} is not read: {printable(log['error'])}"
+        yield Fault(what="log", text=text)
 
 
 def _age(seen: Mapping[str, Any]) -> Iterator[Fault]:

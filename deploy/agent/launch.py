@@ -238,12 +238,19 @@ def _run(folder: str, raw: Mapping[str, Any]) -> Run:
         plan=str(raw["plan"]),
         argv=tuple(str(word) for word in raw["argv"]),
         started=str(raw["started"]),
-        # A record is data: its log lies in its own folder, whatever it says.
-        log=os.path.basename(str(raw.get("log") or LOG)),
+        log=_log(str(raw.get("log") or LOG)),
         port=int(raw.get("port") or 0),
         receipt=str(raw.get("receipt") or ""),
         group=str(raw.get("group") or ""),
     )
+
+
+def _log(said: str) -> str:
+    """A record is data: its log lies in its own folder, whatever it says."""
+    name = os.path.basename(said)
+    if name in ("", ".", ".."):
+        raise ValueError(f"its log {said!r} is no file's name")
+    return name
 
 
 def _file(raw: Mapping[str, Any]) -> tuple[int | None, str]:

@@ -167,7 +167,7 @@ class Scan:
 def mark(path: str) -> Place:
     """Return the end of the log as it is now; a log that does not exist yet starts at 0."""
     try:
-        with _opened(path) as file:
+        with opened(path) as file:
             found = os.fstat(file.fileno())
             before = _before(file, found.st_size)
     except FileNotFoundError:
@@ -175,18 +175,28 @@ def mark(path: str) -> Place:
     return Place(found.st_dev, found.st_ino, found.st_size, before)
 
 
-def require_log(path: str, folder: str) -> None:
-    """Raise NoLog where what lies there is no file, or leads out of the launch folder.
+def require_log(path: str, *folders: str) -> None:
+    """Raise NoLog where what lies there is no file, or leads out of the folders it may lie in.
 
     Whoever opens a pipe waits for ever, and a link could show any file of the machine.
     """
-    real, top = os.path.realpath(path), os.path.realpath(folder)
-    if os.path.lexists(path) and not real.startswith(top.rstrip("/") + "/"):
-        raise _no_log(path, f"it leads to {printable(real)}, out of {printable(top)}")
+    real, tops = os.path.realpath(path), [os.path.realpath(folder) for folder in folders]
+    inside = any(real.startswith(top.rstrip("/") + "/") for top in tops)
+    if os.path.lexists(path) and not inside:
+        raise _no_log(path, f"it leads to {printable(real)}, out of {printable(tops[0])}")
     try:
-        _opened(path).close()
+        opened(path).close()
     except FileNotFoundError:
         pass
+
+
+def opened(path: str) -> io.FileIO:
+    """Open a log for reading without ever waiting for it."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _no_log(path, "it is not a regular file")
+    return io.FileIO(fd)
 
 
 def _no_log(path: str, why: str) -> NoLog:
@@ -195,15 +205,6 @@ def _no_log(path: str, why: str) -> NoLog:
         why=why,
         fix="put the server's own log back there, or start it again: each start makes its own",
     )
-
-
-def _opened(path: str) -> io.FileIO:
-    """Open a log for reading without ever waiting for it."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise _no_log(path, "it is not a regular file")
-    return io.FileIO(fd)
 
 
 def _before(file: io.FileIO, offset: int) -> str:
@@ -215,7 +216,7 @@ def _before(file: io.FileIO, offset: int) -> str:
 
 def _written_anew(path: str, place: Place) -> bool:
     """True when other bytes lie before a place now than when it was noted."""
-    with _opened(path) as file:
+    with opened(path) as file:
         return bool(place.before) and _before(file, place.offset) != place.before
 
 
@@ -357,7 +358,7 @@ class _Reader:
         buffer, view = self._buffer, memoryview(self._buffer)
         left, position, rest = piece.end - piece.begin, piece.begin, 0
         self._continued = False
-        with _opened(piece.path) as file:
+        with opened(piece.path) as file:
             file.seek(piece.begin)
             while left > 0:
                 got = file.readinto(view[rest : rest + min(_CHUNK, left)])
@@ -570,7 +571,7 @@ def _repeats(data: bytearray, block: bytes, first: int, stop: int) -> int:
 
 def _cut(piece: _Piece, offset: int) -> tuple[_Piece, _Piece]:
     """Cut a piece behind the first line that ends at or after an offset."""
-    with _opened(piece.path) as file:
+    with opened(piece.path) as file:
         while offset < piece.end:
             file.seek(offset)
             found = file.read(min(_LONGEST, piece.end - offset)).find(b"\n")

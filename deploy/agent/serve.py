@@ -173,6 +173,7 @@ def read_markers(call: Call) -> None:
 
     Raises:
         NoRecord: nothing was started, so there is no log to read.
+        NoLog: what lies there is no file of the launch folder.
     """
     options = call.request.options
     wanted = wanted_of(call)
@@ -183,6 +184,7 @@ def read_markers(call: Call) -> None:
             why=f"no start is recorded below {printable(wanted.launch.dir or '?')}/runs",
             fix="start the service with start_vllm.sh (or `./inv serve.start`)",
         )
+    log.require_log(run.log_path, wanted.launch.dir, run.folder)
     window, until = (Place.parse(options.get(name)) for name in ("window", "end"))
     answer: dict[str, Any] = {}
     if send := options.get("send"):

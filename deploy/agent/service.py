@@ -78,8 +78,9 @@ def observe(
         "server": server,
         "answers": _answers(wanted, seen, timeout) if ask else [],
         "model": _model(launch, full=full),
+        "device_files": machine.device_files(),
         "cards": device.look() if cards else None,
-        "log": _log(run),
+        "log": _log(run, launch.dir),
         "oom": oom.look(run.start / machine.TICKS, run.group) if run and not run.alive else None,
     }
 
@@ -277,17 +278,21 @@ def _model(launch: Launch, *, full: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def _log(run: Run | None) -> dict[str, Any] | None:
-    """Say where the newest start's log is, and its last lines."""
+def _log(run: Run | None, folder: str) -> dict[str, Any] | None:
+    """Say where the newest start's log is, and its last lines; or why it is not read."""
     if run is None:
         return None
-    place = log.mark(run.log_path)
-    lines: list[str] = []
+    found: dict[str, Any] = {"path": run.log_path, "tail": [], "error": ""}
+    try:
+        log.require_log(run.log_path, folder, run.folder)
+        place = log.mark(run.log_path)
+    except log.NoLog as err:
+        return {**found, "place": log.Place(0, 0, 0).to_json(), "error": err.why}
     if place.inode:
-        with open(run.log_path, "rb") as file:
+        with log.opened(run.log_path) as file:
             file.seek(max(0, place.offset - _TAIL))
-            lines = file.read(_TAIL).decode("utf-8", "replace").splitlines()
-    return {"path": run.log_path, "place": place.to_json(), "tail": lines[-20:]}
+            found["tail"] = file.read(_TAIL).decode("utf-8", "replace").splitlines()[-20:]
+    return {**found, "place": place.to_json()}
 
 
 def _state(wanted: str, found: str) -> str:

@@ -252,6 +252,7 @@ def test_a_log_that_leads_out_of_the_launch_folder_is_not_read(tmp_path: Path) -
     (tmp_path / "kept.log").touch()
     path.symlink_to(tmp_path / "kept.log")
     log.require_log(str(path), str(tmp_path))
+    log.require_log(str(path), str(tmp_path / "runs"), str(tmp_path))
 
     with pytest.raises(log.NoLog) as caught:
         log.require_log(str(path), str(tmp_path / "runs"))

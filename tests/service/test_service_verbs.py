@@ -305,6 +305,36 @@ def test_markers_are_read_from_the_log_of_the_recorded_run(target: Target) -> No
     assert pid in evidence["markers"]["pids"]
 
 
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_a_log_that_is_no_file_of_the_launch_folder_is_named_and_not_waited_for(
+    target: Target, tmp_path: Path, kind: str
+) -> None:
+    run = launch.new_run(str(target.folder), "x")
+    assert target.run("record", "--pid", str(target.sleeper()), "--run", run)[0] == 0
+    path, secret = Path(run, "serve.log"), tmp_path / "secret"
+    secret.write_text("a secret of this machine\n")
+    os.mkfifo(path) if kind == "fifo" else path.symlink_to(secret)
+
+    code, evidence, said = target.run("markers")
+    assert (code, evidence["error"]["what"]) == (10, f"the log {path} is not read")
+    code, seen, more = target.run("service", "--expect", "running")
+    assert code == 10
+    assert "log" in [row["what"] for row in seen["service"]["faults"]]
+    assert "a secret of this machine" not in json.dumps([evidence, seen]) + said + more
+
+
+def test_a_record_whose_log_is_no_name_is_not_believed(target: Target) -> None:
+    run = launch.new_run(str(target.folder), "x")
+    assert target.run("record", "--pid", str(target.sleeper()), "--run", run)[0] == 0
+    record = Path(run, "run.json")
+    record.write_text(json.dumps({**json.loads(record.read_text()), "log": ".."}))
+
+    code, evidence, _ = target.run("markers")
+
+    assert code == 10
+    assert evidence["error"]["why"] == "its log '..' is no file's name"
+
+
 def test_without_a_start_there_are_no_markers_to_read(target: Target) -> None:
     code, evidence, _ = target.run("markers")
 
