@@ -159,6 +159,20 @@ def chunk_plan(
     return chunks(prompt, budget or settings(argv)[0], align=align, cached=cached)
 
 
+def chunk_title(manifest: Manifest | None, prompt: int, *, budget: int = 0, cached: int = 0) -> str:
+    """Say what a chunk plan is made for, and where its budget is from."""
+    argv = manifest.launch.serve if manifest is not None and manifest.launch is not None else ()
+    flags = {word.partition("=")[0].replace("_", "-") for word in argv}
+    origin = "vLLM's default"
+    if budget:
+        origin = "--budget"
+    elif manifest is not None and "--max-num-batched-tokens" in flags:
+        origin = f"launch.serve of {manifest.name}"
+    known = f", {cached} of them cached" if cached else ""
+    size = budget or settings(argv)[0]
+    return f"a prompt of {prompt} tokens{known}, max_num_batched_tokens {size} ({origin}):"
+
+
 def launch_of(manifest: Manifest, *, off: bool = False, twin: bool = False) -> Launch:
     """Return the locked launch, or that of its variant.
 

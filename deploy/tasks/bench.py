@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from invoke import Context
 
-from deploy.console import show_json, task
+from deploy.console import say, show_json, task
 
 if TYPE_CHECKING:
     from deploy.gates import Visit
@@ -37,6 +37,9 @@ def chunks(
     if json:
         show_json({"schema": "chunks/1", "prompt": prompt, "chunks": [list(c) for c in plan]})
     else:
+        # On stderr: scripts take the columns from stdout.
+        say(serving.chunk_title(manifest, prompt, budget=budget, cached=cached))
+        say(f"{'q_len':>7} {'kv_len':>7}")
         print("\n".join(f"{chunk.q_len:>7} {chunk.kv_len:>7}" for chunk in plan))
     return 0
 

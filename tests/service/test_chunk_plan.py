@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.errors import BadValues
+from deploy.layout import HERE
 from deploy.service.chunks import Chunk, chunks, found_again, settings
 
 
@@ -90,3 +94,24 @@ def test_budget_and_caching_are_read_from_the_words_of_the_start(
 def test_a_budget_that_is_no_number_is_refused() -> None:
     with pytest.raises(BadValues, match="no budget"):
         settings(("--max-num-batched-tokens",))
+
+
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [
+        (("--budget", "4096"), "max_num_batched_tokens 4096 (--budget):"),
+        (("-n", "tiny"), "max_num_batched_tokens 2048 (vLLM's default):"),
+        (("-n", "example"), "max_num_batched_tokens 4096 (launch.serve of example):"),
+    ],
+)
+def test_the_columns_have_a_title_that_parsers_of_stdout_do_not_see(
+    words: tuple[str, ...], title: str
+) -> None:
+    argv = (sys.executable, "-m", "invoke", "--search-root", str(HERE.top), "bench.chunks", *words)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+
+    first, columns = done.stderr.splitlines()
+    assert first == f"a prompt of 12000 tokens, {title}"
+    assert columns.split() == ["q_len", "kv_len"]
+    assert done.stdout.splitlines()[-1].split()[1] == "12000"
+    assert all(len(line.split()) == 2 for line in done.stdout.splitlines())
