@@ -356,6 +356,8 @@ def service_lines(raw: Mapping[str, Any]) -> list[str]:
         for row in raw.get("doctor") or ()
     ]
     seen = raw.get("service") or {}
+    if raw.get("verb") == Verb.SERVICE.value and "seen" in seen:
+        lines += _looked_lines(seen)
     if seen.get("processes"):
         lines.append(table([_process_row(row) for row in seen["processes"]]))
     for row in seen.get("listeners") or ():
@@ -371,9 +373,26 @@ def service_lines(raw: Mapping[str, Any]) -> list[str]:
     if run := seen.get("run"):
         state = run.get("state", "recorded")
         lines.append(f"  run {printable(run.get('folder', ''))}: pid {run['pid']}, {state}")
-    return lines + [
-        f"  {'warning' if row['warning'] else 'fault'}: {printable(row['text'])}"
-        for row in seen.get("faults") or ()
+    for row in seen.get("faults") or ():
+        lines.append(f"  {'warning' if row['warning'] else 'fault'}: {printable(row['text'])}")
+        if row["what"] == "no server" and seen.get("log"):
+            lines += [f"    {printable(line)}" for line in seen["log"]["tail"]]
+    return lines
+
+
+def _looked_lines(seen: Mapping[str, Any]) -> list[str]:
+    """What a look at the service took in: without it, "clean" could mean that nobody looked."""
+    hidden = f", {seen['hidden']} of them closed to this user" if seen["hidden"] else ""
+    busy = len(seen["processes"])
+    found = f"{busy} of interest" if busy else "none serves, measures, profiles or holds a card"
+    taken = len(seen["listeners"]) or seen["bound"]
+    port = f"port {seen['port']} is {'taken' if taken else 'free'}" if seen["port"] else "no port"
+    devices = ", ".join(seen.get("device_files") or ()) or "none on this machine"
+    cards = seen.get("cards") or {}
+    told = cards.get("error") or f"{len(cards.get('cards') or ())} cards answer"
+    return [
+        f"  looked at {seen['seen']} processes{hidden}: {found}; {port}",
+        f"  device files: {devices}; cards: {printable(told)}",
     ]
 
 

@@ -152,6 +152,11 @@ def snapshot(port: int = 0, *, also: Iterable[int] = ()) -> Snapshot:
     )
 
 
+def device_files() -> list[str]:
+    """Return the card's device files that this machine has: those whose holders are looked for."""
+    return [path for path in _DEVICES if os.path.exists(path)]
+
+
 def environment(pid: int) -> dict[str, str]:
     """Return the environment that `pid` was started with; raise CannotTell where it is hidden."""
     try:
