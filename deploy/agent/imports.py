@@ -122,10 +122,9 @@ def _off_path(tree: TreeReader, said: Mapping[str, Any], setting: Setting) -> Ca
     folders = [entry for entry in said["path"] if entry and os.path.isdir(entry)]
     adds = f"env_script {setting.env_script}" if setting.env_script else "an env_script"
     return Cause(
-        f"base.python does not search base.site: {tree.visible('')} is not on its sys.path,"
-        f" which is {', '.join(folders) or 'empty'}",
-        "name in base.site the folder of these that holds the package, and in base.python the"
-        f" service's own interpreter; or let {adds} put the site onto PYTHONPATH",
+        f"base.python does not search base.site: {tree.visible('')} is not on its sys.path",
+        "name in base.python the service's own interpreter, and in base.site a folder that it"
+        f" searches ({', '.join(folders) or 'none'}); or let {adds} put the site onto PYTHONPATH",
     )
 
 

@@ -431,6 +431,7 @@ def test_a_site_that_the_service_does_not_search_is_unfit_and_left_alone(target:
 
         assert outcome.code == Exit.UNFIT
         assert f"base.python does not search base.site: {target.top} is not on" in outcome.err
+        assert f"a folder that it searches ({os.path.dirname(os.__file__)}" in outcome.err
         assert "env_script /env.sh" in outcome.err
     assert difference(before, target.snapshot()).keys() <= {f"{SITE.strip('/')}/.dcu-bundle"}
 
