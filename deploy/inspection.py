@@ -11,30 +11,32 @@ import json
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploy import bundle as bundles
-from deploy import evidence
+from deploy import evidence, gates, measuring
 from deploy import manifest as manifests
-from deploy.agent.words import Verb
+from deploy.agent.words import Verb, digest, printable
 from deploy.bundle import Bundle
 from deploy.errors import BadValues, BundleError
+from deploy.evidence import Evidence
 from deploy.kernels.elf import read as read_elf
 from deploy.layout import HERE, Layout
 from deploy.manifest import Manifest
-from deploy.measure import record
+from deploy.measure import profile, record
 from deploy.measure import result as results
+from deploy.regular import open_regular, read_regular
+from deploy.service import rules
 
 OK, FAILED, NOTE = "ok", "FAILED", "note"
 _NAME = re.compile(r"(.+)-([0-9a-f]{12})\.pyz")
-# What the rules lock or forbid for the service, as its own flags say it.
-_FORBIDDEN = (
-    (re.compile(r"--(speculative|spec-decod|num-speculative|draft-model)"), "speculative decoding"),
-    (re.compile(r"--(quantization|load-format=(gguf|bitsandbytes))"), "quantised weights"),
-    (re.compile(r"--scheduler-cls|--scheduling-policy"), "another scheduler"),
-)
+_FILE = 256 * 2**20  # bytes of one JSON file, as for a record
+_EVIDENCE = "evidence*.json"
+_HEAD = 40  # lines of a README
+# Whatever stands in what is handed in, the table is printed: the check that stumbles has failed.
+_STUMBLES = (BundleError, *bundles.DAMAGE, TypeError, AttributeError, ArithmeticError, MemoryError)
 _SCHEDULER = re.compile(r"^vllm/v1/core/sched/")
 
 
@@ -60,14 +62,14 @@ def inspect(path: Path) -> list[Row]:
                 why=f"it holds {len(found)} bundles (*.pyz), one is needed",
                 fix="name the folder that is handed in, or the bundle itself",
             )
-        return [*_bundle_rows(found[0]), *_folder_rows(path, found[0])]
+        return _rows(found[0], path)
     if not path.is_file():
         raise BadValues(
             "there is no submission to check",
             why=f"{path} is no file and no folder",
             fix="give --file with a bundle (NAME-<12 hex>.pyz), or the folder that is handed in",
         )
-    return _bundle_rows(path)
+    return _rows(path)
 
 
 def chosen(name: str = "", here: Path = Path(), layout: Layout = HERE) -> Path:
@@ -107,21 +109,25 @@ def manifest_of(made: Bundle) -> Manifest:
     return manifests.parse(json.dumps(_texts(meaning)), str(meaning["name"]))
 
 
-def _bundle_rows(path: Path) -> list[Row]:
+def _rows(path: Path, folder: Path | None = None) -> list[Row]:
+    what = "the bundle is whole"
+    if not path.is_file():  # a pipe of that name would be waited for
+        return [Row(FAILED, what, f"{printable(path.name)} is not a regular file")]
     try:
         made = bundles.read(path)
-    except BundleError as err:
-        return [Row(FAILED, "the bundle is whole", err.why)]
-    rows = [Row(OK, "the bundle is whole", f"every member is as its digest says; {made.sha256}")]
+    except _STUMBLES as err:
+        return [Row(FAILED, what, _why(err))]
+    rows = [Row(OK, what, f"every member is as its digest says; {made.sha256}")]
     for what, check in _BUNDLE:
         rows += _run(what, check, made)
+    manifest = None
     try:
         manifest = manifest_of(made)
-    except (BundleError, KeyError, TypeError) as err:
-        return [*rows, Row(FAILED, "its manifest can be read", str(err).splitlines()[0])]
-    for what, checked in _MANIFEST:
+    except _STUMBLES as err:
+        rows.append(Row(FAILED, "its manifest can be read", _why(err)))
+    for what, checked in _MANIFEST if manifest is not None else ():
         rows += _run(what, lambda m, c=checked: c(m, manifest), made)  # type: ignore[misc]
-    return rows
+    return rows if folder is None else [*rows, *_folder_rows(folder, made, manifest)]
 
 
 def _run(what: str, check: Callable[[Bundle], Iterator[str]], made: Bundle) -> list[Row]:
@@ -129,12 +135,33 @@ def _run(what: str, check: Callable[[Bundle], Iterator[str]], made: Bundle) -> l
 
     "=" stands before what was found right, "?" before why nothing could be checked.
     """
-    said = list(check(made))
+    said = _said(check(made))
     faults = [text for text in said if not text.startswith(("=", "?"))]
     if faults:
         return [Row(FAILED, what, text) for text in faults]
     last = said[-1] if said else "="
     return [Row(NOTE if last.startswith("?") else OK, what, last[1:])]
+
+
+def _said(texts: Iterable[str]) -> list[str]:
+    """All that a check says, and over what it stumbled."""
+    found: list[str] = []
+    try:
+        found.extend(map(printable, texts))  # one by one: what came before a stumble is kept
+    except _STUMBLES as err:
+        found.append(_why(err))
+    return found
+
+
+def _why(err: BaseException) -> str:
+    """One line of any error: what a file made of one of ours has no reason of its own."""
+    if isinstance(err, BundleError):
+        said = err.why
+    elif isinstance(err, OSError):
+        said = err.strerror or str(err)
+    else:
+        said = f"it cannot be checked: {type(err).__name__}: {err}"
+    return printable(said.partition("\n")[0])
 
 
 # --- of the bundle --------------------------------------------------------------------------------
@@ -181,6 +208,8 @@ def _compiles(made: Bundle) -> Iterator[str]:
                 ast.parse(archive.read(f"blobs/{entry.want.sha256}"), entry.path)
             except (SyntaxError, ValueError) as err:
                 yield f"{entry.path}: {err}"
+            except (RecursionError, MemoryError):
+                yield f"{entry.path}: it is nested too deeply to be parsed"
     yield f"={count} modules parse"
 
 
@@ -203,20 +232,28 @@ _BUNDLE: tuple[tuple[str, Callable[[Bundle], Iterator[str]]], ...] = (
 
 
 def _variables(_: Bundle, manifest: Manifest) -> Iterator[str]:
-    env = manifest.launch.env if manifest.launch else {}
-    for name, variable in env.items():
+    launch = manifest.launch
+    if launch is None:
+        yield "=no service is started"
+        return
+    for name, variable in launch.env.items():
         if not variable.why.strip():
             yield f"{name} has no reason"
-    yield f"={len(env)} custom variables, each with value and reason"
+    for name in rules.assigned(launch.command):
+        yield f"{name} is set by launch.command, and has no reason"
+    yield f"={len(launch.env)} custom variables, each with value and reason"
 
 
-def _rules(_: Bundle, manifest: Manifest) -> Iterator[str]:
-    words = manifest.launch.serve if manifest.launch else ()
-    for word in words:
-        for pattern, what in _FORBIDDEN:
-            if pattern.match(word):
-                yield f"{word}: {what} is not allowed"
-    yield f"={len(words)} words for the server, none forbidden"
+def _words(_: Bundle, manifest: Manifest) -> Iterator[str]:
+    launch = manifest.launch
+    if launch is None:
+        yield "=no service is started"
+        return
+    yield from rules.forbidden(launch.command, launch.serve)
+    if unseen := rules.unseen(launch.command, launch.serve):
+        yield f"?not checked: {unseen}"
+    else:
+        yield f"={len(launch.command) + len(launch.serve)} words for the server, none forbidden"
 
 
 def _arch(made: Bundle, manifest: Manifest) -> Iterator[str]:
@@ -276,7 +313,7 @@ def record_names() -> tuple[str, ...]:
 
 _MANIFEST: tuple[tuple[str, Callable[[Bundle, Manifest], Iterator[str]]], ...] = (
     ("custom variables are listed with reasons", _variables),
-    ("the server's words obey the rules", _rules),
+    ("the server's words obey the rules", _words),
     ("compiled for the asked arch only", _arch),
     ("what is measured is pinned", _measurable),
 )
@@ -285,16 +322,12 @@ _MANIFEST: tuple[tuple[str, Callable[[Bundle, Manifest], Iterator[str]]], ...] =
 # --- of the folder --------------------------------------------------------------------------------
 
 
-def _folder_rows(folder: Path, bundle: Path) -> list[Row]:
-    try:
-        made = bundles.read(bundle)
-    except BundleError:
-        return []  # said already
+def _folder_rows(folder: Path, made: Bundle, manifest: Manifest | None) -> list[Row]:
     return [
         *_scripts(folder, made),
-        *_readme(folder),
+        _readme(folder),
         *_evidence(folder, made),
-        *_records(folder),
+        *_measured(folder, made, manifest),
     ]
 
 
@@ -313,74 +346,152 @@ def _scripts(folder: Path, made: Bundle) -> Iterator[Row]:
             yield Row(OK, what, name)
 
 
-def _readme(folder: Path) -> Iterator[Row]:
+def _readme(folder: Path) -> Row:
     what = "a README names third-party code at its head"
-    found = sorted(folder.glob("README*"))
-    if not found:
-        yield Row(FAILED, what, "there is no README")
-        return
-    head = "\n".join(found[0].read_text("utf-8", "replace").splitlines()[:40]).lower()
-    if re.search(r"third[- ]party|第三方", head):
-        yield Row(OK, what, found[0].name)
-    else:
-        yield Row(FAILED, what, f"{found[0].name} says nothing of third-party code in 40 lines")
+    why = "there is no README"
+    for path in sorted(folder.glob("README*")):
+        name = printable(path.name)
+        try:
+            with open_regular(path) as file:
+                head = b"".join(file.readline(_FILE) for _ in range(_HEAD)).decode(
+                    "utf-8", "replace"
+                )
+        except OSError as err:
+            why = f"{name}: {_why(err)}"
+            continue
+        if re.search(r"third[- ]party|第三方", head.lower()):
+            return Row(OK, what, name)
+        return Row(FAILED, what, f"{name} says nothing of third-party code in {_HEAD} lines")
+    return Row(FAILED, what, why)
 
 
 def _evidence(folder: Path, made: Bundle) -> Iterator[Row]:
     what = "evidence answers this bundle's plan"
-    found = sorted(folder.glob("evidence*.json"))
+    found = sorted(folder.glob(_EVIDENCE))
     if not found:
         yield Row(NOTE, what, "none is handed in: deploy and verify it yourself")
     for path in found:
-        try:
-            told = evidence.parse(path.read_bytes())
-        except (BundleError, OSError) as err:
-            yield Row(FAILED, what, f"{path.name}: {err}".splitlines()[0])
-            continue
-        if not told.answers(made.plan):
-            yield Row(FAILED, what, f"{path.name}: it speaks of another plan")
-        elif told.verb is not Verb.VERIFY:
-            yield Row(FAILED, what, f"{path.name}: it is of a {told.verb.value}, not of a verify")
-        elif told.raw.get("worktree"):
-            yield Row(FAILED, what, f"{path.name}: it is of a work tree, not of what was locked")
-        elif told.tree and told.tree != made.plan.tree:
-            yield Row(FAILED, what, f"{path.name}: the tree that was read is not the plan's")
-        elif told.faults or int(told.exit):
-            yield Row(
-                FAILED, what, f"{path.name}: exit {int(told.exit)}, {len(told.faults)} faults"
-            )
+        name, said = printable(path.name), _said(_evidence_faults(path, made))
+        if said:
+            more = f" (and {len(said) - 3} more)" if said[3:] else ""
+            yield Row(FAILED, what, f"{name}: {'; '.join(said[:3])}{more}")
         else:
-            yield Row(OK, what, f"{path.name}: {len(told.files)} files as planned")
+            yield Row(OK, what, f"{name}: {len(made.plan.files)} files as planned")
 
 
-def _records(folder: Path) -> Iterator[Row]:
-    """Measured runs, and bare results of the client: each by what it says itself."""
+def _evidence_faults(path: Path, made: Bundle) -> Iterator[str]:
+    """Judge it as a verify does; what that was told by its own machine is held to the plan, too."""
+    plan, told = made.plan, evidence.parse(read_regular(path, _FILE))
+    if not told.answers(plan) or told.raw.get("name", plan.name) != plan.name:
+        yield "it speaks of another plan"
+    elif told.verb is not Verb.VERIFY:
+        yield f"it is of a {told.verb.value}, not of a verify"
+    elif told.raw.get("worktree"):
+        yield "it is of a work tree, not of what was locked"
+    else:
+        yield from gates.source_complete(plan, told, None).faults
+        if plan.extensions:
+            yield from gates.op_registered(plan, told).faults
+        yield from _contradictions(made, told)
+        yield from _stated(told.raw)
+        if int(told.exit) or told.outcome not in ("", "verified"):
+            yield f"exit {int(told.exit)} {told.outcome}, {len(told.faults)} faults"
+
+
+def _contradictions(made: Bundle, told: Evidence) -> Iterator[str]:
+    """Files that are called as planned beside a state that is not the planned one."""
+    wanted = {entry.path: entry.want.to_json() for entry in made.plan.files}
+    for row in told.files:
+        if row["path"] not in wanted:
+            yield f"{row['path']}: it is no file of the plan"
+        elif row["state"] == "ok" and row.get("found") != wanted[row["path"]]:
+            yield f"{row['path']}: called as planned, found was {row.get('found')}"
+
+
+def _stated(raw: Mapping[str, Any]) -> Iterator[str]:
+    """The gates that were judged where it was made, and failed."""
+    for row in raw.get("gates") or ():
+        if gates.Verdict(row["verdict"]) is gates.Verdict.FAILED:
+            yield f"gate {row['gate']} failed: {', '.join(map(str, row.get('faults', ())[:2]))}"
+
+
+def _measured(folder: Path, made: Bundle, manifest: Manifest | None) -> Iterator[Row]:
+    """Measured runs, bare results of the client, profiles."""
+    classes = manifest.profile.classes if manifest is not None and manifest.profile else {}
+    answers = set(folder.glob(_EVIDENCE))
     for path in sorted((*folder.glob("**/*.json"), *folder.glob("**/*.hipkernel.csv"))):
-        what = f"{path.relative_to(folder)} is a result"
-        if path.suffix == ".json" and (raw := _json(path)):
-            yield from _record(path, what, raw)
+        if path in answers or path.is_dir():
+            continue
+        name = printable(str(path.relative_to(folder)))
+        if path.suffix == ".json":
+            yield from _result(path, f"{name} is a result", made, manifest)
+            continue
+        try:
+            found = profile.summary(path, classes)
+            told = f"{found.calls} calls of {found.kernels} kernels"
+            yield Row(OK, f"{name} is a profile", "; ".join([told, *found.notes]))
+        except _STUMBLES as err:
+            yield Row(FAILED, f"{name} is a profile", _why(err))
 
 
-def _record(path: Path, what: str, raw: Mapping[str, Any]) -> Iterator[Row]:
+def _result(path: Path, what: str, made: Bundle, manifest: Manifest | None) -> Iterator[Row]:
     try:
-        if raw.get("schema") == record.SCHEMA:
-            run = record.parse(raw, path.name)
-            said = [f"{b.name}: {t}" for b in run.buckets.values() for t in record.faults(run, b)]
-        elif "output_throughput" in raw and "completed" in raw:
-            said = list(results.faults(results.of_json(raw)))
-        else:
-            return
-    except (BundleError, ValueError, TypeError) as err:
-        said = [str(err).splitlines()[0]]
+        text = read_regular(path, _FILE)
+    except OSError as err:
+        yield Row(FAILED, what, _why(err))
+        return
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError, MemoryError) as err:
+        cut = b'"output_throughput"' in text or b'"bench/' in text
+        yield Row(FAILED if cut else NOTE, what, f"it is no JSON: {_why(err)}")
+        return
+    if not isinstance(raw, dict):
+        return
+    if str(raw.get("schema")).startswith("bench/") or {"locked", "buckets"} <= raw.keys():
+        said = _said(_record_faults(path, raw, made, manifest))
+    elif "output_throughput" in raw or {"completed", "num_prompts"} <= raw.keys():
+        said = _said(_bare_faults(raw))
+    else:
+        return  # some other document
     yield from ([Row(FAILED, what, text) for text in said] or [Row(OK, what, "every request")])
 
 
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+def _bare_faults(raw: Mapping[str, Any]) -> Iterator[str]:
+    yield from results.faults(results.of_json(raw))
+
+
+def _record_faults(
+    path: Path, raw: Mapping[str, Any], made: Bundle, manifest: Manifest | None
+) -> Iterator[str]:
+    """A record is of this bundle, and a result by itself; a baseline's is a result by itself."""
+    run = record.parse(raw, path.name)
+    if not run.buckets:
+        yield "it measured no bucket"
+    if raw.get("state", "done") != "done" or raw.get("error"):
+        yield f"its run is {raw.get('state')}, not done"
+    yield from _stated(raw)
+    judged = [measuring.clean(run), *measuring.comparable(run, None)]
+    if not path.name.startswith("base"):
+        yield from _foreign(raw, made)
+        judged += measuring.dispatched(manifest, run) if manifest is not None else ()
+    yield from dict.fromkeys(text for gate in judged for text in gate.faults)
+
+
+def _foreign(raw: Mapping[str, Any], made: Bundle) -> Iterator[str]:
+    """A run of other files, other words or other requests, whatever it measured."""
+    hint = "; a baseline's record is named base*.json"
+    meaning = made.inputs["manifest"]
+    for what, found, wanted in (
+        ("name", raw.get("name"), made.plan.name),
+        ("plan", raw.get("plan"), made.plan.digest),
+        ("inputs", raw.get("inputs"), digest(made.inputs)),
+    ):
+        if found != wanted:
+            yield f"its {what} is {found or 'not said'}, the bundle's is {wanted}{hint}"
+            return
+    if raw.get("locked") != meaning.get("bench"):
+        yield "what was to be measured is not what the bundle's manifest has"
 
 
 def _texts(value: Any) -> Any:

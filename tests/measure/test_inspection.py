@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from deploy import bundle as bundles
 from deploy import inspection, scripts
 from deploy import manifest as manifests
 from deploy.agent.plan import ABSENT, Plan, PlannedFile, State
+from deploy.agent.words import digest
 from deploy.bundle import Sink
 from deploy.errors import BadValues
 from deploy.layout import HERE, Layout
+from tests.measure.test_bench_compare import FLAGS, raw_run
 
 FIXTURES = Path(__file__).parent / "fixtures"
 MANIFEST = """schema: 1
@@ -37,9 +39,17 @@ bench:
     8-16K: {dataset: /d/b.jsonl, sha256: "HASH", requests: 50}
     16-32K: {dataset: /d/c.jsonl, sha256: "HASH", requests: 50}
 """.replace("HASH", "a" * 64)
+# What the run of the fixtures sent.
+FIVE = MANIFEST.replace("requests: 50", "requests: 5") + f"  flags: {json.dumps(FLAGS)}\n"
+EVIDENCE = "evidence answers this bundle's plan"
+RESULT = "bench.json is a result"
 KERNELS = "kernels: {preset: p, arch: gfx936, extensions: {_rocm_C: {ops: [LLMM1]}}}\n"
 MODULE = {"path": "vllm/a.py", "class": "overlay", "reason": "vllm/**"}
 KERNEL = {"path": "csrc/a.cu", "class": "kernel", "reason": "csrc/**"}
+
+
+def commanded(words: str) -> str:
+    return MANIFEST.replace("launch: {", f"launch: {{command: [{words}], ")
 
 
 def make(
@@ -101,6 +111,15 @@ def test_the_manifest_of_a_bundle_is_the_one_it_was_made_from(tmp_path: Path) ->
          "tests/b.py: ignored without a reason"),
         ({"text": MANIFEST.replace("trust-remote-code:", "speculative-config: x")},
          "--speculative-config: speculative decoding is not allowed"),
+        ({"body": b"x = a" + b".a" * 100_000 + b"\n"}, "vllm/a.py: it is nested too deeply"),
+        ({"body": b"x = 1" + b"+1" * 200_000 + b"\n"}, "vllm/a.py: it is nested too deeply"),
+        ({"body": b"x = " + b"-" * 100_000 + b"1\n"}, "vllm/a.py: it is nested too deeply"),
+        ({"text": MANIFEST.replace("trust-remote-code:", "load-format: gguf")},
+         "--load-format: quantised weights is not allowed"),
+        ({"text": commanded("vllm, serve, --speculative-config, x")},
+         "--speculative-config: speculative decoding is not allowed"),
+        ({"text": commanded("env, VLLM_DCU=2, vllm, serve")},
+         "VLLM_DCU is set by launch.command, and has no reason"),
         ({"text": MANIFEST.replace("trust-remote-code:", "quantization: fp8")},
          "--quantization: quantised weights is not allowed"),
         ({"text": "\n".join(line for line in MANIFEST.splitlines() if "16-32K" not in line)},
@@ -146,13 +165,48 @@ def test_a_renamed_and_an_altered_bundle_are_found(tmp_path: Path) -> None:
     assert "does not belong into a bundle" in failed(renamed)[0]
 
 
-def submission(folder: Path) -> Path:
-    path = make(folder)
-    for one in scripts.on_target(manifests.parse(MANIFEST, "t")):
+def submission(folder: Path, text: str = MANIFEST) -> Path:
+    path = make(folder, text=text)
+    for one in scripts.on_target(manifests.parse(text, "t")):
         (folder / one.name).write_bytes(one.data)
     (folder / "README.md").write_text("# T\n\nThird-party code: none.\n")
     (folder / "result.json").write_bytes((FIXTURES / "bench_result_ok.json").read_bytes())
     return path
+
+
+def verified(path: Path) -> dict[str, Any]:
+    """What the agent of a bundle says of a target where all is as planned."""
+    plan = bundles.read(path).plan
+    files = [
+        {"path": entry.path, "state": "ok", "found": entry.want.to_json()} for entry in plan.files
+    ]
+    place = {"state": "ok", "why": "", "file": "/s/vllm/__init__.py"}
+    return {
+        "schema": "evidence/1", "verb": "verify", "exit": 0, "outcome": "verified",
+        "plan": plan.digest, "tree": plan.tree, "files": files, "origin": {"empty": place},
+        "python": {"version": "3.10.12"}, "gates": [], "traps": [],
+    }  # fmt: skip
+
+
+def measured(path: Path) -> dict[str, Any]:
+    """The record of a run of one bucket of a bundle, as bench.collect keeps it."""
+    made, raw = bundles.read(path), raw_run()
+    manifest = made.inputs["manifest"]
+    gates = [{"gate": 7, "name": "result comparable", "verdict": "not reached", "reason": "x",
+              "proofs": [], "faults": []}]  # fmt: skip
+    return {
+        **raw, "name": made.plan.name, "plan": made.plan.digest, "inputs": digest(made.inputs),
+        "locked": manifest["bench"], "flags": manifest["bench"]["flags"], "state": "done",
+        "error": None, "gates": gates,
+    }  # fmt: skip
+
+
+def row_of(folder: Path, what: str) -> inspection.Row:
+    """The only row of a thing, however many there are of others."""
+    [found] = [
+        row for row in inspection.inspect(folder) if what in (row.what, row.found[: len(what)])
+    ]
+    return found
 
 
 def test_a_whole_folder_passes(tmp_path: Path) -> None:
@@ -178,7 +232,7 @@ def test_faults_of_a_folder_are_found(tmp_path: Path) -> None:
     found = failed(tmp_path)
 
     for why in ("says nothing of third-party code", "start_vllm.sh was edited by hand",
-                "verify.sh is missing", "this is no evidence", "made no token"):  # fmt: skip
+                "verify.sh is missing", "evidence.json: ", "made no token"):  # fmt: skip
         assert any(why in text for text in found), (why, found)
 
 
@@ -192,20 +246,171 @@ def test_evidence_of_another_plan_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("other", "said"),
-    [({"verb": "restore"}, "it is of a restore"), ({"worktree": True}, "it is of a work tree")],
-)
+    [
+        ({"verb": "restore"}, "it is of a restore"),
+        ({"worktree": True}, "it is of a work tree"),
+        ({"name": "another"}, "it speaks of another plan"),
+        ({"files": []}, "vllm/a.py: the agent did not answer for it"),
+        ({"files": [{"path": "vllm/a.py", "state": "changed"}]}, "vllm/a.py: changed"),
+        ({"files": [{"path": "vllm/a.py", "state": "ok", "found": {"type": "absent"}}]},
+         "vllm/a.py: called as planned, found was {'type': 'absent'}"),
+        ({"origin": {}}, "import from empty was not probed"),
+        ({"origin": {"empty": {"state": "elsewhere", "why": "x", "file": "/evil"}}},
+         "import from empty: elsewhere"),
+        ({"tree": ""}, "tree read on the target is absent"),
+        ({"tree": "9" * 64}, "tree read on the target is 9999"),
+        ({"gates": [{"gate": 1, "verdict": "failed"}]}, "gate 1 failed"),
+        ({"gates": [{"verdict": "failed"}]}, "it cannot be checked: KeyError"),
+        ({"exit": 10}, "exit 10"),
+        ({"outcome": "differs"}, "exit 0 differs"),
+        ({"python": []}, "it cannot be checked"),
+    ],
+)  # fmt: skip
 def test_evidence_that_proves_nothing_of_the_lock_is_found(
     tmp_path: Path, other: dict[str, object], said: str
 ) -> None:
-    path = submission(tmp_path)
-    told = {"schema": "evidence/1", "verb": "verify", "exit": 0, "files": [],
-            "plan": bundles.read(path).plan.digest}  # fmt: skip
+    told = verified(submission(tmp_path))
     (tmp_path / "evidence.json").write_text(json.dumps(told))
-    assert not any("evidence.json" in text for text in failed(tmp_path))
+    row = row_of(tmp_path, EVIDENCE)
+    assert row == (inspection.OK, EVIDENCE, "evidence.json: 1 files as planned")
 
     (tmp_path / "evidence.json").write_text(json.dumps({**told, **other}))
 
-    assert any(text.startswith(f"evidence.json: {said}") for text in failed(tmp_path))
+    row = row_of(tmp_path, EVIDENCE)
+    assert row.state == inspection.FAILED
+    assert said in row.found
+
+
+def test_evidence_without_its_parts_is_none(tmp_path: Path) -> None:
+    plan = bundles.read(submission(tmp_path)).plan
+    told = {"schema": "evidence/1", "verb": "verify", "exit": 0, "plan": plan.digest}
+    (tmp_path / "evidence.json").write_text(json.dumps(told))
+
+    row = row_of(tmp_path, EVIDENCE)
+
+    assert row.state == inspection.FAILED
+    assert "the agent did not answer for it" in row.found
+
+
+def _counted(raw: dict[str, Any], **values: Any) -> None:
+    raw["buckets"][0]["rounds"][1]["result"].update(values)
+
+
+def _gate_six(raw: dict[str, Any]) -> None:
+    raw["gates"][0].update(gate=6, verdict="failed", faults=["no marker"])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda raw: raw.update(name="other"), "its name is other, the bundle's is t"),
+        (lambda raw: raw.update(plan="0" * 64), "its plan is 0000"),
+        (lambda raw: raw.update(inputs="0" * 64), "its inputs is 0000"),
+        (lambda raw: raw.pop("plan"), "its plan is not said"),
+        (lambda raw: raw.update(buckets=[]), "it measured no bucket"),
+        (lambda raw: raw.update(state="failed"), "its run is failed, not done"),
+        (lambda raw: raw.update(schema="bench/9"), "its schema is not bench/1"),
+        (_gate_six, "gate 6 failed: no marker"),
+        (lambda raw: raw["locked"]["buckets"].pop("4-8K"), "what was to be measured is not what"),
+        (lambda raw: raw["buckets"][0].update(requests=4), "4 requests, the lock has 5"),
+        (lambda raw: raw["buckets"][0].update(requests=float("inf")), "'requests' of bucket 1"),
+        (lambda raw: raw["buckets"][0]["rounds"].pop(0), "the warm round was skipped"),
+        (lambda raw: raw["locked"]["buckets"].update({"8-16K": {}}), "the locked bucket 8-16K"),
+        (lambda raw: _counted(raw, completed=4), "4 of 5 requests completed"),
+        (lambda raw: _counted(raw, duration=int("9" * 400)), ""),
+        (lambda raw: _counted(raw, texts=[{}] * 5), ""),
+    ],
+)  # fmt: skip
+def test_a_record_that_is_no_result_of_this_bundle_is_found(
+    tmp_path: Path, spoil: Callable[[dict[str, Any]], Any], said: str
+) -> None:
+    raw = measured(submission(tmp_path, FIVE))
+    (tmp_path / "bench.json").write_text(json.dumps(raw))
+    assert row_of(tmp_path, RESULT).state == inspection.OK, row_of(tmp_path, RESULT)
+
+    spoil(raw)
+    (tmp_path / "bench.json").write_text(json.dumps(raw))
+
+    rows = [row for row in inspection.inspect(tmp_path) if row.what == RESULT]
+    assert {row.state for row in rows} == {inspection.FAILED}
+    assert any(said in row.found for row in rows), rows
+
+
+def test_a_record_of_a_baseline_is_of_another_plan_and_a_result(tmp_path: Path) -> None:
+    raw = measured(submission(tmp_path, FIVE)) | {"name": "base", "plan": "0" * 64}
+    (tmp_path / "base.json").write_text(json.dumps(raw))
+    assert row_of(tmp_path, "base.json is a result").state == inspection.OK
+
+    raw["buckets"][0]["rounds"].pop(0)
+    (tmp_path / "base.json").write_text(json.dumps(raw))
+
+    assert row_of(tmp_path, "base.json is a result").state == inspection.FAILED
+
+
+def test_a_result_that_was_cut_is_found_and_other_text_is_not_checked(tmp_path: Path) -> None:
+    submission(tmp_path)
+    whole = (tmp_path / "result.json").read_bytes()
+    (tmp_path / "result.json").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "notes.json").write_bytes(b"// not JSON")
+
+    assert row_of(tmp_path, "result.json is a result").state == inspection.FAILED
+    assert row_of(tmp_path, "notes.json is a result").state == inspection.NOTE
+
+
+def test_a_profile_is_read_and_a_damaged_one_is_found(tmp_path: Path) -> None:
+    submission(tmp_path)
+    path, what = tmp_path / "t.hipkernel.csv", "t.hipkernel.csv is a profile"
+    table = "Name,Calls,TotalDurationNs,AverageNs,Percentage\nk,2,10,5,100\nTotal,2,10,5,100\n"
+    path.write_text(table)
+    assert row_of(tmp_path, what) == (inspection.OK, what, "2 calls of 1 kernels")
+
+    path.write_text(table.replace("k,2,10,5,", "k,3,10,3,"))
+
+    row = row_of(tmp_path, what)
+    assert row.state == inspection.FAILED
+    assert "its Total row says 2 calls" in row.found
+
+
+@pytest.mark.parametrize("name", ["x.json", "evidence.json", "README", "x.hipkernel.csv"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    submission(tmp_path)
+    (tmp_path / "README.md").unlink()
+    os.mkfifo(tmp_path / name)
+
+    found = failed(tmp_path)
+
+    assert any("not a regular file" in text for text in found), found
+
+
+def test_a_pipe_for_a_bundle_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"t-{'0' * 12}.pyz")
+
+    assert failed(tmp_path) == [f"t-{'0' * 12}.pyz is not a regular file"]
+    with pytest.raises(BadValues, match="no submission"):
+        inspection.inspect(tmp_path / f"t-{'0' * 12}.pyz")
+
+
+@pytest.mark.parametrize("make_it", [Path.mkdir, lambda path: path.symlink_to("/nowhere/at/all")])
+def test_a_readme_that_is_no_file_is_found(tmp_path: Path, make_it: Callable[[Path], None]) -> None:
+    submission(tmp_path)
+    make_it(tmp_path / "README")
+    assert failed(tmp_path) == []  # the one beside it is read
+
+    (tmp_path / "README.md").unlink()
+
+    [found] = failed(tmp_path)
+    assert found.startswith("README: ")
+
+
+def test_options_that_nobody_can_see_are_not_called_right(tmp_path: Path) -> None:
+    for number, text in enumerate(
+        (MANIFEST.replace("trust-remote-code:", "config: /root/x.yaml"),
+         commanded("/root/serve.sh"), commanded('sh, -c, "vllm serve \\"$@\\""'))
+    ):  # fmt: skip
+        folder = tmp_path / str(number)
+        row = row_of(make(folder, text=text), "the server's words obey the rules")
+        assert row.state == inspection.NOTE
+        assert row.found.startswith("not checked: ")
 
 
 def test_a_folder_of_no_or_two_bundles_is_a_question(tmp_path: Path) -> None:
