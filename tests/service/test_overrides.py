@@ -135,11 +135,14 @@ def test_flags_of_a_bundle_reach_the_scripts_that_it_lays(away: Away) -> None:
         agent = [*away.inside, python, "-I", "-S", str(packed), *words, "--root", "/"]
         subprocess.run([*agent, *flags(away.overrides)], check=True, timeout=60)
 
-    bundle("deploy")
     bundle("scripts")
+    early = away.script("start_vllm.sh")
+    bundle("deploy")
     started = away.script("start_vllm.sh")
     stopped = away.script("stop_vllm.sh")
 
+    assert early.returncode == 10
+    assert early.stderr.splitlines()[-1].endswith(" ".join(flags(away.overrides)))
     assert started.returncode == 0, started.stderr
     assert stopped.returncode == 0, stopped.stderr
 
