@@ -21,6 +21,9 @@ BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 COMPRESSED = b"CCOB"
 METHODS = {0: "zlib", 1: "zstd"}
 FATBIN = ".hip_fatbin"
+ELF_HEADER = 64
+# EF_AMDGPU_MACH of https://llvm.org/docs/AMDGPUUsage.html
+MACHINES = {"gfx900": 0x2C, "gfx906": 0x2F, "gfx908": 0x30, "gfx90a": 0x3F, "gfx942": 0x4C}
 # Names of torch's own libraries in an undefined symbol; everything else is the system's business.
 TORCH_NAMES = ("N2at", "N3c10", "N5torch", "N6caffe2")
 
@@ -222,7 +225,10 @@ def _bundle(data: bytes, at: int) -> tuple[Bundle, int]:
 
 
 def _entries(data: bytes, at: int) -> tuple[list[str], int]:
-    """Read one plain bundle: a count, then offset, size, length of id and id of each entry."""
+    """Read one plain bundle: a count, then offset, size, length of id and id of each entry.
+
+    The id of a device entry that holds no code is left out.
+    """
     place = at + len(BUNDLE)
     (count,) = struct.unpack_from("<Q", data, place)
     if count > 256:
@@ -234,10 +240,26 @@ def _entries(data: bytes, at: int) -> tuple[list[str], int]:
         place += 24
         if length > 256 or at + offset + size > len(data):
             raise ValueError("an entry reaches beyond its section")
-        ids.append(data[place : place + length].decode("ascii"))
+        name = data[place : place + length].decode("ascii")
+        if size or not _is_device(name):
+            _same_processor(name, data[at + offset : at + offset + size])
+            ids.append(name)
         place += length
         end = max(end, at + offset + size, place)
     return ids, end
+
+
+def _same_processor(name: str, code: bytes) -> None:
+    """Compare an entry's id with its ELF header, by which a device takes code or refuses it.
+
+    Only for names that stand in LLVM's table: what numbers other toolkits use is not known.
+    """
+    arch = name.rpartition("--")[2].partition(":")[0]
+    if arch in MACHINES and code.startswith(b"\x7fELF") and len(code) >= ELF_HEADER:
+        (flags,) = struct.unpack_from("<I", code, 48)
+        if flags & 0xFF != MACHINES[arch]:
+            number = f"{flags & 0xFF:#x}"
+            raise ValueError(f"the code of {name} is for the processor of number {number}")
 
 
 def _compressed(data: bytes, at: int) -> tuple[Bundle, int]:

@@ -126,6 +126,17 @@ def test_no_device_code_at_all_is_an_error(library) -> None:
         assert "no device code" in why or "host only" in why
 
 
+def test_an_entry_without_code_is_no_code(library) -> None:
+    empty = plain(HOST, device("gfx936"), body=b"")
+
+    alone = elf.read(library(joined(empty)))
+    beside = elf.read(library(joined(plain(HOST, device("gfx936")), empty)))
+
+    assert alone.archs == ()
+    assert "host only, needs gfx936" in proof.arch_fault(alone.archs, 1, "gfx936")
+    assert [bundle.ids for bundle in beside.bundles] == [(HOST, device("gfx936")), (HOST,)]
+
+
 @pytest.mark.parametrize("method", [0, 1])
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_compressed_bundles_are_read_and_named(library, version: int, method: int) -> None:
@@ -247,5 +258,13 @@ def test_a_real_code_object_for_another_arch_is_told_apart(tools: Tools, tmp_pat
 
     found = elf.read(tmp_path / "k.so")
 
-    assert b"gfx936" in (tmp_path / "k.so").read_bytes()
+    data = (tmp_path / "k.so").read_bytes()
+    assert b"gfx936" in data
     assert found.archs == ("gfx906",)
+
+    # The same code object, its header of another processor.
+    at = data.index(b"\x7fELF", data.index(elf.BUNDLE)) + 48
+    (tmp_path / "k.so").write_bytes(data[:at] + b"\x3f" + data[at + 1 :])
+    with pytest.raises(BadValues, match="no usable extension") as caught:
+        elf.read(tmp_path / "k.so")
+    assert "gfx906 is for the processor of number 0x3f" in caught.value.why
