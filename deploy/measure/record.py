@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from deploy.errors import BadValues
+from deploy.measure import damaged
 from deploy.measure import result as results
 from deploy.measure.result import Result
 from deploy.regular import read_regular
 
-SCHEMA = "bench/1"
+SCHEMA = damaged.SCHEMA
 _SIZE_LIMIT = 256 * 2**20  # bytes; the client's lists of ten thousand long answers stay below
 CACHED = 0.01  # of the prompt tokens may come from the prefix cache
 _COUNTED = "counted"
+_SHOWN = 10  # faults of a damaged record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,16 +132,11 @@ def parse(raw: Mapping[str, Any], source: str = "the record") -> Run:
     Raises:
         BadValues: it is no whole bench/1 record.
     """
-    try:
-        if raw.get("schema") != SCHEMA:
-            raise ValueError(f"its schema is not {SCHEMA}")
-        _must_have(raw, "it", buckets=list)
-        rows = [_bucket(row, f"bucket {n}") for n, row in enumerate(raw["buckets"], 1)]
-        for name, locked in dict(dict(raw.get("locked") or {}).get("buckets") or {}).items():
-            _must_have(locked, f"the locked bucket {name}", requests=int, sha256=str)
-        return Run(source=source, buckets={row.name: row for row in rows}, raw=dict(raw))
-    except (TypeError, ValueError, AttributeError) as err:
-        raise _no_record(source, str(err)) from err
+    if wrong := list(damaged.faults(raw)):
+        more = f"; and {len(wrong) - _SHOWN} more" if wrong[_SHOWN:] else ""
+        raise _no_record(source, "; ".join(wrong[:_SHOWN]) + more)
+    buckets = map(_bucket, raw["buckets"])
+    return Run(source=source, buckets={row.name: row for row in buckets}, raw=dict(raw))
 
 
 def faults(run: Run, bucket: Bucket) -> tuple[str, ...]:
@@ -219,11 +216,21 @@ def _window(bucket: Bucket) -> Iterator[str]:
         and counted.gained("vllm:prompt_tokens") is None
     ):
         yield "the server's counters could not be read: nobody knows whose requests it served"
-    served, ours = counted.gained("vllm:request_success"), sent(bucket)
-    if served is not None and ours is not None and served > ours:
-        yield f"the server finished {served:.0f} requests, {ours} were ours: others measured, too"
+    yield from _served(bucket, counted)
     if preempted := counted.gained("vllm:num_preemptions"):
         yield f"{preempted:.0f} requests were preempted"
+
+
+def _served(bucket: Bucket, counted: Round) -> Iterator[str]:
+    """The server counts each request that it finished, the client's warm-up and probe included."""
+    served, ours = counted.gained("vllm:request_success"), sent(bucket)
+    if served is None:
+        return
+    least = bucket.requests if ours is None else ours  # a script may send more, never fewer
+    if ours is not None and served > ours:
+        yield f"the server finished {served:.0f} requests, {ours} were ours: others measured, too"
+    elif served < least:
+        yield f"the server finished {served:.0f} requests, {least} were ours: another served them"
 
 
 def sent(bucket: Bucket) -> int | None:
@@ -244,42 +251,19 @@ def _value(argv: Sequence[str], flag: str) -> str:
     return ""
 
 
-def _bucket(raw: Mapping[str, Any], where: str) -> Bucket:
-    _must_have(raw, where, bucket=str, sha256=str, requests=int, argv=list, rounds=list)
-    rounds = [_round(row, f"round {n} of {where}") for n, row in enumerate(raw["rounds"], 1)]
+def _bucket(raw: Mapping[str, Any]) -> Bucket:
     return Bucket(
         name=raw["bucket"],
         sha256=raw["sha256"],
         requests=raw["requests"],
-        argv=tuple(map(str, raw["argv"])),
-        rounds=tuple(rounds),
+        argv=tuple(raw["argv"]),
+        rounds=tuple(map(_round, raw["rounds"])),
     )
 
 
-def _round(raw: Mapping[str, Any], where: str) -> Round:
-    _must_have(raw, where, round=str)
-    for key in ("before", "after"):
-        if state := raw.get(key):
-            place = f"{key!r} in {where}"
-            _must_have(state, place, pid=int, start_ticks=int, boot_id=str)
-            for fault in state.get("faults") or ():
-                _must_have(fault, f"a fault of {place}", text=str, warning=bool)
+def _round(raw: Mapping[str, Any]) -> Round:
     found = raw.get("result")
     return Round(name=raw["round"], result=results.of_json(found) if found else None, raw=dict(raw))
-
-
-_KINDS = {list: "a list", str: "a text", int: "a whole number", bool: "true or false"}
-
-
-def _must_have(raw: Any, where: str, **kinds: type) -> None:
-    """Raise ValueError, which names the place, unless `raw` is an object with these keys."""
-    if not isinstance(raw, Mapping):
-        raise ValueError(f"{where} is no object")
-    for key, kind in kinds.items():
-        if key not in raw:
-            raise ValueError(f"{where} has no {key!r}")
-        if not isinstance(raw[key], kind):
-            raise ValueError(f"{key!r} of {where} is not {_KINDS[kind]}")
 
 
 def _bare(found: Result, source: str) -> Run:

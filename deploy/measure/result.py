@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from deploy.agent.texts import digested
 from deploy.errors import BadValues
 
+T = TypeVar("T")
+
 # Per request, one entry each; written with --save-detailed only.
 LISTS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "errors")
+# How far the client's own figures may lie from what its lists say: they may have been rounded.
+_ROUNDED = 0.001
+_RATE_STEP = 0.006  # tokens a second, as a figure of two decimals
+# Seconds that a run may take beyond its requests and the arrivals that it waits for.
+_BESIDE = 1.0
+_LARGEST = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +40,7 @@ class Result:
     failed: int | None
     duration: float
     throughput: float  # output tokens a second over `duration`, as the client prints it
+    rate: float | None = None  # requests a second that were to arrive; None: all at once
     input_lens: tuple[int, ...] | None = None
     output_lens: tuple[int, ...] | None = None
     start_times: tuple[float, ...] | None = None
@@ -66,16 +75,20 @@ class Result:
         return tuple(sum(gaps) / (length - 1) for gaps, length in pairs if length > 1)
 
     @property
+    def span(self) -> float:
+        """Seconds from the first request sent to the last token; 0 when unknown."""
+        if not self.start_times or not self.latencies:
+            return 0.0
+        ends = [start + took for start, took in zip(self.start_times, self.latencies)]
+        return max(ends) - min(self.start_times)
+
+    @property
     def active(self) -> float:
-        """Output tokens a second from the first request sent to the last token; 0 when unknown.
+        """Output tokens a second over the span; 0 when unknown.
 
         `throughput` also counts the wait before the first arrival, which no server can shorten.
         """
-        if not self.start_times or not self.latencies or not self.output_lens:
-            return 0.0
-        ends = [start + took for start, took in zip(self.start_times, self.latencies)]
-        took = max(ends) - min(self.start_times)
-        return sum(self.output_lens) / took if took > 0 else 0.0
+        return sum(self.output_lens or ()) / self.span if self.span > 0 else 0.0
 
 
 def parse(text: str | bytes, where: str = "result.json") -> Result:
@@ -91,7 +104,7 @@ def parse(text: str | bytes, where: str = "result.json") -> Result:
         if "completed" not in raw:
             raise TypeError("it does not say how many requests completed")
         return of_json(raw)
-    except (ValueError, TypeError, KeyError, RecursionError) as err:
+    except (ValueError, TypeError, RecursionError) as err:
         several = isinstance(err, json.JSONDecodeError) and err.msg == "Extra data"
         raise BadValues(
             f"{where} is no result of a benchmark",
@@ -102,24 +115,25 @@ def parse(text: str | bytes, where: str = "result.json") -> Result:
 
 def of_json(raw: Mapping[str, Any]) -> Result:
     """Build it from JSON values. Raises ValueError or TypeError for a value of another kind."""
-    texts = raw.get("texts")
-    if texts is None and raw.get("generated_texts") is not None:
-        texts = [digested(str(text)) for text in raw["generated_texts"]]
-    itls = raw.get("itls")
+    texts = _list(raw, "texts", _text)
+    if texts is None:
+        texts = _list(raw, "generated_texts", lambda text: digested(str(text)))
+    rate = raw.get("request_rate")
     return Result(
         asked=_count(raw, "num_prompts"),
         completed=_count(raw, "completed"),
         failed=_count(raw, "failed"),
         duration=_number(raw.get("duration", 0.0)),
         throughput=_number(raw.get("output_throughput", 0.0)),
-        input_lens=_counts(raw.get("input_lens")),
+        rate=None if rate in (None, "inf") else _number(rate),
+        input_lens=_list(raw, "input_lens", _whole),
         # Some versions name it in the singular.
-        output_lens=_counts(raw.get("output_lens", raw.get("output_len"))),
-        start_times=_numbers(raw.get("start_times")),
-        ttfts=_numbers(raw.get("ttfts")),
-        itls=None if itls is None else tuple(_numbers(gaps) or () for gaps in itls),
-        errors=None if raw.get("errors") is None else tuple(map(str, raw["errors"])),
-        texts=None if texts is None else tuple(dict(text) for text in texts),
+        output_lens=_list(raw, "output_lens" if "output_lens" in raw else "output_len", _whole),
+        start_times=_list(raw, "start_times", _number),
+        ttfts=_list(raw, "ttfts", _number),
+        itls=_list(raw, "itls", _numbers),
+        errors=_list(raw, "errors", str),
+        texts=texts,
         total_input=_count(raw, "total_input_tokens"),
         total_output=_count(raw, "total_output_tokens"),
         model=str(raw.get("model_id") or ""),
@@ -130,7 +144,9 @@ def of_json(raw: Mapping[str, Any]) -> Result:
 
 def faults(result: Result) -> tuple[str, ...]:
     """Say why a result is no measurement; nothing when it is one."""
-    return (*_count_faults(result), *_list_faults(result), *_request_faults(result))
+    found = (*_count_faults(result), *_list_faults(result), *_request_faults(result))
+    # Of requests that failed the client's figures leave some out: only a whole run adds up.
+    return found or tuple(_figure_faults(result))
 
 
 def _count_faults(result: Result) -> Iterator[str]:
@@ -156,12 +172,47 @@ def _request_faults(result: Result) -> Iterator[str]:
     errors = [text for text in result.errors or () if text]
     if errors:
         yield f"{len(errors)} requests ended with an error, the first: {errors[0][:200]}"
+    yield from _each("have no prompt", result.input_lens, lambda n: n < 1)
     yield from _each("made no token", result.output_lens, lambda n: n < 1)
     yield from _each("have no time to the first token", result.ttfts, lambda t: not t > 0)
     yield from _each("have no gaps between tokens", result.itls, lambda gaps: not gaps)
+    yield from _each("have a gap below 0", result.itls, lambda gaps: gaps and min(gaps) < 0)
     yield from _each("have an empty text", result.texts, lambda text: not text["chars"])
     if result.asked and not result.throughput > 0 and not errors and result.output_lens is not None:
         yield "its throughput is 0"
+
+
+def _figure_faults(result: Result) -> Iterator[str]:
+    """Hold the client's figures against its own lists: a figure alone can say anything."""
+    for what, total, each in (
+        ("prompt", result.total_input, result.input_lens),
+        ("output", result.total_output, result.output_lens),
+    ):
+        if total is not None and each is not None and total != sum(each):
+            yield f"it says {total} {what} tokens, those of its requests add up to {sum(each)}"
+    tokens = sum(result.output_lens) if result.output_lens is not None else result.total_output
+    if tokens is not None and result.throughput > 0:
+        if not result.duration > 0:
+            yield f"it took {result.duration:g} s"
+            return
+        made = tokens / result.duration
+        if abs(made - result.throughput) > _ROUNDED * made + _RATE_STEP:
+            yield (
+                f"it says {result.throughput:.3f} tok/s, {tokens} tokens in"
+                f" {result.duration:.3f} s are {made:.3f}"
+            )
+    yield from _duration_faults(result)
+
+
+def _duration_faults(result: Result) -> Iterator[str]:
+    """The clock runs before the first request arrives, and until the last one has ended."""
+    span = result.span
+    if not span:
+        return
+    waits = (result.asked or 0) / result.rate if result.rate else 0.0
+    least, most = span * (1 - _ROUNDED) - _RATE_STEP, span * (1 + _ROUNDED) + waits + _BESIDE
+    if not least <= result.duration <= most:
+        yield f"it says that it took {result.duration:.3f} s, its requests took {span:.3f} s"
 
 
 def _each(what: str, values: Sequence[Any] | None, wrong: Any) -> Iterator[str]:
@@ -176,24 +227,55 @@ def _count(raw: Mapping[str, Any], key: str) -> int | None:
 
 
 def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} is no whole number")
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= _LARGEST:
+        raise TypeError(f"{_shown(value)} is no whole number")
     return value
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError(f"{value!r} is no finite number")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not abs(value) < _LARGEST  # which NaN is not, either; a longer integer has no float
+    ):
+        raise TypeError(f"{_shown(value)} is no finite number")
     return float(value)
 
 
-def _counts(values: Any) -> tuple[int, ...] | None:
-    return None if values is None else tuple(map(_whole, values))
+def _numbers(values: Any) -> tuple[float, ...]:
+    if not isinstance(values, list):
+        raise TypeError(f"{_shown(values)} is no list")
+    if set(map(type, values)) <= {float} and all(map(math.isfinite, values)):
+        return tuple(values)  # a run has a hundred thousand of them
+    return tuple(map(_number, values))
 
 
-def _numbers(values: Any) -> tuple[float, ...] | None:
+def _list(raw: Mapping[str, Any], key: str, kind: Callable[[Any], T]) -> tuple[T, ...] | None:
+    """Return a list of one kind, or None where it was not written."""
+    values = raw.get(key)
     if values is None:
         return None
-    if set(map(type, values)) <= {int, float} and all(map(math.isfinite, values)):
-        return tuple(map(float, values))  # a run has a hundred thousand of them
-    return tuple(map(_number, values))
+    if not isinstance(values, list):
+        raise TypeError(f"{key}: {_shown(values)} is no list")
+    try:
+        return tuple(map(kind, values))
+    except TypeError as err:
+        raise TypeError(f"{key}: {err}") from err
+
+
+def _text(value: Any) -> Mapping[str, Any]:
+    """A text as `digested` keeps it."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{_shown(value)} is no digest of a text")
+    for key, kind in (("sha256", str), ("steps", str), ("chars", int), ("words", int)):
+        if type(value.get(key)) is not kind:
+            raise TypeError(f"{key!r} of a text is {_shown(value.get(key))}")
+    return dict(value)
+
+
+def _shown(value: Any) -> str:
+    """What stands there, unless that is very long: an integer may have more digits than fit."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _LARGEST:
+        return "a number of more than 18 digits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -57,10 +57,11 @@ state = {"pid": 1, "start_ticks": 1, "boot_id": "b", "members": [1], "faults": [
 counters = {"vllm:prefix_cache_queries": 0.0, "vllm:prefix_cache_hits": 0.0}
 def run(begun, factor):
     buckets = []
+    rate = 9.0 * factor
     for name in ("4-8K", "8-16K", "16-32K"):
-        result = {"num_prompts": 50, "completed": 50, "failed": 0, "duration": 900.0,
-                  "output_throughput": 9.0 * factor, "input_lens": [9000] * 50,
-                  "output_lens": [1000] * 50, "start_times": [20.0 * i for i in range(50)],
+        result = {"num_prompts": 50, "completed": 50, "failed": 0, "duration": 50000 / rate,
+                  "output_throughput": rate, "input_lens": [9000] * 50, "output_lens": [1000] * 50,
+                  "start_times": [(50000 / rate - 75) / 49 * i for i in range(50)],
                   "ttfts": [4.0 + 0.01 * i for i in range(50)], "errors": [""] * 50,
                   "itls": [[0.07] * 1000] * 50}
         markers = [{"pid": 1, "shape": [i, 5120], "dtype": "bfloat16", "selected": True,

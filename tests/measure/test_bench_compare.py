@@ -31,6 +31,8 @@ def raw_result(speed: float = 1.0) -> dict[str, Any]:
     found["output_throughput"] *= speed
     found["ttfts"] = [t / speed for t in found["ttfts"]]
     found["itls"] = [[t / speed for t in gaps] for gaps in found["itls"]]
+    first = found["start_times"][0]
+    found["start_times"] = [first + (t - first) / speed for t in found["start_times"]]
     return found
 
 
@@ -208,6 +210,49 @@ def _others(raw: dict[str, Any]) -> None:
     counted(raw)["counters"]["after"]["vllm:request_success"] = 9.0
 
 
+def _fewer_served(raw: dict[str, Any]) -> None:
+    counted(raw)["counters"]["after"]["vllm:request_success"] = 0.0
+
+
+def _served_to_a_script(raw: dict[str, Any]) -> None:
+    raw["buckets"][0]["argv"] = ["sh", "run_throughput.sh", NAME, "5"]
+    counted(raw)["counters"]["after"]["vllm:request_success"] = 4.0
+
+
+def _rate(raw: dict[str, Any]) -> None:
+    counted(raw)["result"]["output_throughput"] *= 2
+
+
+def _half_the_time(raw: dict[str, Any]) -> None:
+    counted(raw)["result"]["output_throughput"] *= 2
+    counted(raw)["result"]["duration"] /= 2
+
+
+def _twice_the_time(raw: dict[str, Any]) -> None:
+    counted(raw)["result"]["output_throughput"] /= 2
+    counted(raw)["result"]["duration"] *= 2
+
+
+def _no_time(raw: dict[str, Any]) -> None:
+    counted(raw)["result"]["duration"] = 0.0
+
+
+def _starts(raw: dict[str, Any]) -> None:
+    counted(raw)["result"]["start_times"] = [-5.0] * 5
+
+
+def _totals(raw: dict[str, Any]) -> None:
+    counted(raw)["result"]["total_output_tokens"] = 99999
+
+
+def _prompts(raw: dict[str, Any]) -> None:
+    counted(raw)["result"]["input_lens"][1] = -1
+
+
+def _gaps(raw: dict[str, Any]) -> None:
+    counted(raw)["result"]["itls"][3] = [0.9, -0.5]
+
+
 def _blind(raw: dict[str, Any]) -> None:
     counted(raw)["counters"] = {"before": {}, "after": {}}
 
@@ -254,6 +299,16 @@ def _unlocked(raw: dict[str, Any]) -> None:
         (_compiled, "something was compiled inside the counted round"),
         (_cache, "the prefix cache gave 0% of the prompt tokens to one side and 90% to the other"),
         (_others, "the server finished 9 requests, 7 were ours"),
+        (_fewer_served, "the server finished 0 requests, 7 were ours: another served them"),
+        (_served_to_a_script, "the server finished 4 requests, 5 were ours"),
+        (_rate, "it says 2.213 tok/s, 28 tokens in 25.300 s are 1.107"),
+        (_half_the_time, "it says that it took 12.650 s, its requests took 24.589 s"),
+        (_twice_the_time, "it says that it took 50.600 s, its requests took 24.589 s"),
+        (_no_time, "it took 0 s"),
+        (_starts, "it says that it took 25.300 s, its requests took 6.560 s"),
+        (_totals, "it says 99999 output tokens, those of its requests add up to 28"),
+        (_prompts, "requests 2 have no prompt"),
+        (_gaps, "requests 4 have a gap below 0"),
         (_blind, "the server's counters could not be read"),
         (_undetailed, "it has no lists of requests"),
         (_exit, "the client ended with 1"),
@@ -389,6 +444,37 @@ def _nothing_locked(raw: dict[str, Any]) -> None:
     del raw["locked"]["buckets"][NAME]["requests"]
 
 
+RESULT_2 = "the result of round 2 of bucket 1: "
+HUGE = int("9" * 400)  # an integer that no float can hold
+
+
+def _put(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
+    def damage(raw: dict[str, Any]) -> None:
+        place: Any = raw
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+
+    return damage
+
+
+def _in_bucket(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
+    return _put("buckets", 0, *path, value=value)
+
+
+def _in_round(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
+    return _in_bucket("rounds", 1, *path, value=value)
+
+
+def _second_bucket(raw: dict[str, Any]) -> None:
+    """A slow one first, a fast one last: nobody knows which of them would count."""
+    raw["buckets"].append(raw_run(1.5, 3000.0)["buckets"][0])
+
+
+def _second_round(raw: dict[str, Any]) -> None:
+    raw["buckets"][0]["rounds"].append(raw_round("counted", 3000.0, raw_result(1.5)))
+
+
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
@@ -398,6 +484,54 @@ def _nothing_locked(raw: dict[str, Any]) -> None:
         (_no_pid, "'before' in round 2 of bucket 1 has no 'pid'"),
         (_no_round, "round 1 of bucket 1 is no object"),
         (_nothing_locked, "the locked bucket 8-16K has no 'requests'"),
+        (_second_bucket, "it has the bucket 8-16K twice"),
+        (_second_round, "bucket 1 has the round counted twice"),
+        (_put("buckets", value={}), "'buckets' of it is not a list"),
+        (_put("flags", value=5), "'flags' of it is not a list of texts"),
+        (_put("locked", value=[1]), "'locked' of it is not an object"),
+        (_put("locked", "flags", value=5), "'flags' of what was locked is not a list"),
+        (_put("gates", value=[7]), "gate 1 is no object"),
+        (
+            _in_bucket("requests", value=float("inf")),
+            "'requests' of bucket 1 is not a whole number",
+        ),
+        (
+            _in_bucket("argv", value=["--num-prompts", "5", "--num-warmups", "abc"]),
+            "'argv' of bucket 1 has 'abc' behind --num-warmups, which is no number",
+        ),
+        (_in_round("exit", value="0"), "'exit' of round 2 of bucket 1 is not a whole number"),
+        (_in_round("begun", value="now"), "'begun' of round 2 of bucket 1 is not a number"),
+        (_in_round("begun", value=HUGE), "'begun' of round 2 of bucket 1 is not a number"),
+        (_in_round("stale", value=5), "'stale' of round 2 of bucket 1 is not a list of texts"),
+        (
+            _in_round("after", value={**STATE, "faults": ["x"]}),
+            "a fault of 'after' in round 2 of bucket 1 is no object",
+        ),
+        (
+            _in_round("counters", "after", value={"vllm:request_success": "x"}),
+            "'after' of the counters of round 2 of bucket 1 is not an object of numbers",
+        ),
+        (
+            _in_round("markers", value={"markers": [], "pids": 5}),
+            "'pids' of the markers of round 2 of bucket 1 is not a list of whole numbers",
+        ),
+        (_in_round("result", value=5), "'result' of round 2 of bucket 1 is not an object"),
+        (
+            _in_round("result", "duration", value=HUGE),
+            f"{RESULT_2}a number of more than 18 digits is no finite number",
+        ),
+        (
+            _in_round("result", "ttfts", value=[HUGE] * 5),
+            f"{RESULT_2}ttfts: a number of more than 18 digits is no finite number",
+        ),
+        (
+            _in_round("result", "errors", value="abcde"),
+            f"{RESULT_2}errors: 'abcde' is no list",
+        ),
+        (
+            _in_round("result", "texts", value=[{}] * 5),
+            f"{RESULT_2}texts: 'sha256' of a text is None",
+        ),
     ],
 )
 def test_a_damaged_record_is_told_with_its_file_and_the_key(
@@ -413,3 +547,32 @@ def test_a_damaged_record_is_told_with_its_file_and_the_key(
 
     assert caught.value.what == f"{path} is no record of a measured run"
     assert caught.value.why == why
+
+
+def test_all_that_is_damaged_is_told_at_once() -> None:
+    raw = raw_run()
+    for damage in (
+        _put("flags", value=5),
+        _in_bucket("requests", value="five"),
+        _in_round("exit", value="0"),
+    ):
+        damage(raw)
+
+    with pytest.raises(BadValues) as caught:
+        record.parse(raw)
+
+    assert caught.value.why == (
+        "'flags' of it is not a list of texts; 'requests' of bucket 1 is not a whole number;"
+        " 'exit' of round 2 of bucket 1 is not a whole number"
+    )
+
+
+def test_figures_that_were_rounded_are_the_clients_own() -> None:
+    raw = raw_run(1.0, 2000.0)
+    result = counted(raw)["result"]
+    result["duration"] = round(result["duration"], 2)
+    result["output_throughput"] = round(result["output_throughput"], 2)
+
+    found = compare([run()], [record.parse(raw)])
+
+    assert found.comparable, found.rows[0].faults

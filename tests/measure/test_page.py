@@ -15,6 +15,7 @@ from deploy.gates import NAMES
 from deploy.measure import record
 from deploy.measure.compare import compare
 from deploy.measure.profile import summary
+from tests.measure.test_bench_compare import raw_result
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CLASSES = {"gemm": ("Cijk_*",), "attention": ("kernel_unified_attention_*",)}
@@ -29,8 +30,7 @@ def gates(until: int = 8) -> list[dict[str, Any]]:
 
 
 def run(speed: float = 1.0, begun: float = 1000.0) -> record.Run:
-    result = json.loads((FIXTURES / "bench_result_ok.json").read_text())
-    result["output_throughput"] *= speed
+    result = raw_result(speed)
     state = {"pid": 4187, "start_ticks": 9, "boot_id": "b", "members": [4187, 4190], "faults": [],
              "listeners": [{"address": "0.0.0.0", "port": 8001}],
              "mapped": [{"path": "vllm/_rocm_C.abi3.so", "state": "ok", "inode": 7}]}  # fmt: skip
