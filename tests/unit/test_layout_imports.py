@@ -140,8 +140,8 @@ _FAULTS = {
     "mypy": 'number: int = "text"\n',
     "layers": 'from deploy import errors\n\n__all__ = ["errors"]\n',
 }
-_SMALL = ("__init__", "console", "errors", "layout", "values", "agent/__init__", "agent/words",
-          "tasks/__init__", "tasks/develop")  # fmt: skip
+_SMALL = ("__init__", "commands", "console", "document", "errors", "fields", "layout", "regular",
+          "values", "agent/__init__", "agent/words", "tasks/__init__", "tasks/develop")  # fmt: skip
 
 
 @pytest.mark.slow
