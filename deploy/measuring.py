@@ -23,6 +23,7 @@ from deploy.gates import Gate, Verdict, Visit
 from deploy.layout import HERE, Layout
 from deploy.manifest import Manifest
 from deploy.measure import accuracy, profile, record
+from deploy.measure.accuracy import Accuracy
 from deploy.measure.compare import Comparison, compare
 from deploy.measure.profile import Profile
 from deploy.measure.record import Bucket, Run
@@ -199,7 +200,7 @@ def scores(path: Path) -> dict[str, float]:
         BadValues: it holds no scores.
     """
     try:
-        text = read_regular(path, _TABLE).decode()
+        text = read_regular(path, _TABLE).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as err:
         raise BadValues(f"cannot read {path}", why=str(err), fix="name a text file") from err
     if text.lstrip().startswith("{"):
@@ -210,6 +211,47 @@ def scores(path: Path) -> dict[str, float]:
         if isinstance(raw, dict) and raw.get("schema") == "accuracy-run/1":
             return accuracy.of_record(raw)
     return accuracy.parse(text, path.name)
+
+
+def accuracies(
+    base: str, candidate: str, flags: tuple[str, str] = ("--base", "--candidate")
+) -> Accuracy:
+    """Hold the accuracy of one run against that of another; each is one file.
+
+    Raises:
+        BadValues: a side is not given, or names several files, or holds no scores.
+    """
+    sides = dict(zip(flags, (base, candidate)))
+    if not (base.strip() and candidate.strip()):
+        told = ", ".join(f"{flag} is {text.strip() or 'not given'}" for flag, text in sides.items())
+        raise BadValues("there is nothing to compare", why=told, fix="give both sides")
+    for flag, text in sides.items():
+        if len(paths(text)) != 1:
+            raise BadValues(
+                "the accuracy of more than two runs cannot be compared",
+                why=f"{flag} names {len(paths(text))} files: {text}",
+                fix="give one table, or one record, of each side",
+            )
+    return accuracy.compare(*(scores(paths(text)[0]) for text in sides.values()))
+
+
+def factor(base: str, candidate: str) -> float | None:
+    """Return what the score is multiplied by; None where no accuracy was named.
+
+    Raises:
+        BadValues: a side is not given, or names several files, or holds no scores.
+        Differs: an official task is missing.
+    """
+    if not (base or candidate):
+        return None
+    found = accuracies(base, candidate, ("--accuracy-base", "--accuracy-candidate"))
+    if found.factor is None:
+        raise Differs(
+            "the accuracy gives no factor",
+            why=f"both sides need {', '.join(found.missing)}",
+            fix="run the whole suite, and give its tables",
+        )
+    return found.factor
 
 
 def profiles(

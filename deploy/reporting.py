@@ -15,7 +15,7 @@ from deploy.gates import Gate, Verdict
 from deploy.layout import HERE, Layout
 from deploy.lock import read_lock
 from deploy.manifest import Manifest
-from deploy.measure import accuracy, record
+from deploy.measure import record
 from deploy.measure.compare import Comparison, compare
 from deploy.measure.record import Run
 
@@ -97,12 +97,15 @@ def environment(manifest: Manifest) -> list[dict[str, str]]:
 def _comparison(
     runs: list[Run], bases: list[Run], accuracy_base: str, accuracy_candidate: str
 ) -> Comparison | None:
+    factor = measuring.factor(accuracy_base, accuracy_candidate)
     if not runs or not bases:
+        if factor is not None:
+            raise BadValues(
+                "there is no score that the accuracy could count in",
+                why="--base is not given: nothing is compared",
+                fix="give --base and, where it is not the newest, --run",
+            )
         return None
-    factor = None
-    if accuracy_base and accuracy_candidate:
-        sides = [measuring.scores(Path(p)) for p in (accuracy_base, accuracy_candidate)]
-        factor = accuracy.compare(*sides).factor
     return compare(bases, runs, factor)
 
 

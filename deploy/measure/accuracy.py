@@ -15,12 +15,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.agent.words import printable
 from deploy.errors import BadValues
 from deploy.measure.score import coefficient, drop
 
 TASKS = (
     "hotpotqa", "gov_report", "retrieval_multi_point", "aggregation_keyword_aggregation",
 )  # fmt: skip
+# Above this one score is in percent and the other, below 1, in fractions: a hundred is expected.
+_OTHER_SCALE = 20
+_BOM = "\ufeff"
 _COLUMNS = ("dataset", "version", "metric", "mode")
 
 
@@ -44,10 +48,14 @@ class Accuracy:
 
     @property
     def factor(self) -> float | None:
-        """The mean factor; None while an official task is missing, as it would be a guess."""
-        if self.missing or not self.tasks:
+        """The mean factor of the official tasks; None while one is missing: it would be a guess.
+
+        What else a table holds (other tasks, an average) is shown, and thins nothing out.
+        """
+        factors = [task.factor for task in self.tasks if task.name in TASKS]
+        if self.missing or not factors:
             return None
-        return math.fsum(task.factor for task in self.tasks) / len(self.tasks)
+        return math.fsum(factors) / len(factors)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -66,11 +74,17 @@ def compare(base: Mapping[str, float], candidate: Mapping[str, float]) -> Accura
     """Hold the scores of two runs against each other.
 
     Raises:
-        BadValues: a baseline's score that is not positive, or a score that is no percentage.
+        BadValues: a baseline's score that is not positive, a score that is no percentage, or one
+            side in percent and the other in fractions.
     """
     for name, value in (*base.items(), *candidate.items()):
         if not 0 <= value <= 100:
             raise _bad("a score", f"{name} has {value:g}, which is no percentage")
+    for name in base.keys() & candidate.keys():
+        low, high = sorted((base[name], candidate[name]))
+        if 0 < low <= 1 < high and high > _OTHER_SCALE * low:
+            raise _bad("a score", f"{name} has {base[name]:g} and {candidate[name]:g}: one side is"
+                       " in fractions, the other in percent")  # fmt: skip
     both = [name for name in (*TASKS, *sorted(set(base) - set(TASKS))) if name in base]
     tasks = tuple(
         Task(name=name, base=base[name], candidate=candidate[name],
@@ -110,7 +124,7 @@ def parse(text: str, where: str = "the table", *, some: bool = False) -> dict[st
         BadValues: no score is in it, or one task has two that differ.
     """
     found: dict[str, float] = {}
-    for name, value in _rows(text):
+    for name, value in _rows(text, where):
         known = found.get(name)
         # A task that is scored again stands in the table with 0 first.
         if known is not None and known not in (value, 0):
@@ -126,14 +140,14 @@ def parse(text: str, where: str = "the table", *, some: bool = False) -> dict[st
     return found
 
 
-def _rows(text: str) -> Iterator[tuple[str, float]]:
-    stripped = text.strip()
+def _rows(text: str, where: str) -> Iterator[tuple[str, float]]:
+    stripped = text.removeprefix(_BOM).strip()
     if stripped.startswith("{"):
         try:
             raw = json.loads(stripped)
         except ValueError:
             return
-        yield from _pairs((str(k), v) for k, v in raw.items())
+        yield from _pairs(((str(k), v) for k, v in raw.items()), where)
         return
     lines = stripped.splitlines()
     marked = [line for line in lines if line.count("|") >= 5]
@@ -147,15 +161,19 @@ def _rows(text: str) -> Iterator[tuple[str, float]]:
         cells = [cell.strip() for cell in row]
         if tuple(cell.lower() for cell in cells[:4]) == _COLUMNS:
             header = cells
+            if len(cells) > len(_COLUMNS) + 1:
+                raise _bad(where, f"it holds several models: {', '.join(cells[len(_COLUMNS) :])}")
         elif header and len(cells) == len(header) and not re.fullmatch(r"[-: ]*", cells[0]):
-            yield from _pairs([(cells[0], cells[-1])])
+            yield from _pairs([(cells[0], cells[-1])], where)
 
 
-def _pairs(rows: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, float]]:
+def _pairs(rows: Iterable[tuple[str, Any]], where: str) -> Iterator[tuple[str, float]]:
     for name, value in rows:
+        if isinstance(value, bool):  # float() takes it for 1 or 0
+            raise _bad(where, f"{printable(name)} is {str(value).lower()}, which is no score")
         try:
             score = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             continue
         if math.isfinite(score):
             yield _task(name), score

@@ -127,22 +127,18 @@ def compare(
     _: Context, base: str = "", candidate: str = "", accuracy_base: str = "",
     accuracy_candidate: str = "", json: bool = False,
 ) -> int:  # fmt: skip
-    """Say what is proven: gain, noise, loss, per bucket; exit 10 on a regression."""
+    """Say what is proven: gain, noise, loss, per bucket; exit 10 on a regression or lost marks."""
     from deploy import figures, measuring
     from deploy.agent.words import Exit
-    from deploy.measure import accuracy
 
-    factor = None
-    if accuracy_base and accuracy_candidate:
-        sides = [measuring.scores(path) for text in (accuracy_base, accuracy_candidate)
-                 for path in measuring.paths(text)]  # fmt: skip
-        factor = accuracy.compare(*sides[:2]).factor
+    factor = measuring.factor(accuracy_base, accuracy_candidate)
     found = measuring.compared(measuring.paths(base), measuring.paths(candidate), factor)
     if json:
         show_json(found.to_json())
     else:
         print(figures.comparison_text(found))
-    return Exit.OK if found.comparable and not found.regressions else Exit.DIFFERS
+    good = found.comparable and not found.regressions and (factor is None or factor >= 1)
+    return Exit.OK if good else Exit.DIFFERS
 
 
 @task(
@@ -164,7 +160,6 @@ def accuracy(
     from deploy import figures, measuring
     from deploy.agent.words import Exit
     from deploy.errors import BadValues
-    from deploy.measure import accuracy as accuracies
 
     if script:
         options = {"script": script, "words": [w.strip() for w in words.split(",") if w.strip()]}
@@ -177,13 +172,12 @@ def accuracy(
             why=f"--base is {base or 'not given'}, --candidate is {candidate or 'not given'}",
             fix="give both; or --script to run the suite, or --collect to fetch a run's tables",
         )
-    sides = [measuring.scores(path) for path in measuring.paths(f"{base},{candidate}")]
-    found = accuracies.compare(sides[0], sides[-1])
+    found = measuring.accuracies(base, candidate)
     if json:
         show_json(found.to_json())
     else:
         print(figures.accuracy_text(found))
-    return Exit.OK if found.factor is not None else Exit.DIFFERS
+    return Exit.OK if found.factor is not None and found.factor >= 1 else Exit.DIFFERS
 
 
 def _collect(name: str, to: str, stamp: str, baseline: str, *, json: bool) -> int:

@@ -11,6 +11,7 @@ import pytest
 from deploy import reporting
 from deploy.errors import BadValues
 from deploy.layout import HERE, Layout
+from deploy.measure import accuracy
 from tests.measure.test_bench_compare import raw_run
 
 
@@ -61,3 +62,19 @@ def test_reports_of_two_targets_lie_beside_each_other(layout: Layout) -> None:
         ]
     for target, stem in stems.items():
         assert json.loads((out / f"report{stem}.json").read_text())["target"] == target
+
+
+@pytest.mark.parametrize("sides", [{"accuracy_base": "a.md"}, {"accuracy_candidate": "a.md"}])
+def test_accuracy_of_one_side_is_an_error(layout: Layout, sides: dict[str, str]) -> None:
+    with pytest.raises(BadValues, match="nothing to compare"):
+        reporting.write("tiny", layout=layout, **sides)
+
+
+def test_accuracy_without_a_baseline_that_it_could_count_for_is_an_error(layout: Layout) -> None:
+    table = layout.top / "scores.json"
+    table.write_text(json.dumps(dict.fromkeys(accuracy.TASKS, 50)))
+
+    with pytest.raises(BadValues, match="no score"):
+        reporting.write(
+            "tiny", accuracy_base=str(table), accuracy_candidate=str(table), layout=layout
+        )
