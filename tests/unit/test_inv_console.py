@@ -357,6 +357,13 @@ def test_the_manifest_is_n_and_the_target_is_t_in_every_task() -> None:
         assert "t" in shorts.get("to", "t"), name
 
 
+def test_every_task_that_takes_a_group_of_hosts_takes_all_of_them_too() -> None:
+    flags = {name: {flag.name for flag in every} for name, (_, every) in _every_task().items()}
+
+    assert {name for name, own in flags.items() if "group" in own} >= {"deploy", "hosts.status"}
+    assert [name for name, own in flags.items() if "group" in own and "all" not in own] == []
+
+
 def test_every_text_names_a_task_as_it_is_typed_in_a_fresh_clone() -> None:
     import tasks
 
