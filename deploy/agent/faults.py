@@ -254,11 +254,14 @@ def _environment(server: Mapping[str, Any]) -> Iterator[Fault]:
         "not locked": "{name}={found} is set and not locked in launch.env",
         "shadows": "{name}={found} leads to another package of the service's name",
         "unlocked path": "{name}={found} is set and not locked in launch.env",
+        "not given": "{name}={found} comes not from launch.env, env_script or the container",
+        "of unknown origin": "cannot tell whether {name}={found} comes from env_script",
     }
+    warnings = ("unlocked path", "of unknown origin")
     for row in server["environment"]:
         if row["state"] in texts:
             text = texts[row["state"]].format(name=row["name"], found=printable(row["found"]))
-            yield Fault(what="environment", text=text, warning=row["state"] == "unlocked path")
+            yield Fault(what="environment", text=text, warning=row["state"] in warnings)
 
 
 def _code(server: Mapping[str, Any]) -> Iterator[Fault]:

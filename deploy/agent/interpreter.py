@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .child import Child
@@ -25,7 +25,8 @@ _ASK = f"""
 import json, os, sys
 file = os.stat("/proc/self/exe")
 venv = "" if sys.prefix == sys.base_prefix else os.path.realpath(sys.prefix)
-print({_MARK!r} + json.dumps([os.readlink("/proc/self/exe"), file.st_dev, file.st_ino, venv]))
+said = [os.readlink("/proc/self/exe"), file.st_dev, file.st_ino, venv, dict(os.environ)]
+print({_MARK!r} + json.dumps(said))
 """
 
 
@@ -33,13 +34,15 @@ print({_MARK!r} + json.dumps([os.readlink("/proc/self/exe"), file.st_dev, file.s
 class Interpreter:
     """A running interpreter: its real file, and its venv's folder ("" where it is of none).
 
-    `venv` is None where it cannot be told.
+    `venv` is None where it cannot be told. `environment` is what it was given where we started it
+    as the service is: by env_script, by the container, by a script that is base.python.
     """
 
     path: str
     device: int
     inode: int
     venv: str | None
+    environment: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
 
     def runs(self, other: Interpreter) -> bool:
         """True when both run one file. A path counts too: an update replaces it meanwhile."""
@@ -60,8 +63,8 @@ def of_service(call: Call) -> Interpreter | None:
         child = Child((*shell, call.python_path(), "-c", _ASK), {**os.environ, **request.env})
         _, out, _ = child.finish(request.timeout)
         answer = out.decode("utf-8", "surrogateescape").rpartition(_MARK)[2]
-        path, device, inode, venv = json.loads(answer.partition("\n")[0])
-        return Interpreter(str(path), int(device), int(inode), str(venv))
+        path, device, inode, venv, given = json.loads(answer.partition("\n")[0])
+        return Interpreter(str(path), int(device), int(inode), str(venv), dict(given))
     except (BundleError, OSError, ValueError, TypeError):
         return None
 

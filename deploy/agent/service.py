@@ -32,6 +32,16 @@ _CACHES = frozenset({
     "TRITON_CACHE_DIR",
     "XDG_CACHE_HOME",
 })  # fmt: skip
+# What decides which code an interpreter or a loader takes, and which kernels a library does. It may
+# come from the manifest, from env_script and from the container; from a shell it is a surprise.
+_STEERS = re.compile(r"^(PYTHON|LD_|HSA_|HIP_|ROCR_|ROCBLAS_|HIPBLASLT_|TENSILE_|MIOPEN_|PYTORCH_)")
+_STEERS_NOTHING = frozenset({
+    "PYTHONASYNCIODEBUG", "PYTHONCOERCECLOCALE", "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER",
+    "PYTHONHASHSEED", "PYTHONIOENCODING", "PYTHONMALLOC", "PYTHONNODEBUGRANGES",
+    "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHONTRACEMALLOC", "PYTHONUNBUFFERED", "PYTHONUTF8",
+    "PYTHONVERBOSE",
+})  # fmt: skip
+_LISTS = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD"})
 _PROXY = re.compile(r"^(https?|all|ftp)_proxy$", re.IGNORECASE)
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|proxy", re.IGNORECASE)
 _SMALL = 16 << 20  # model files up to this size are hashed at every look, larger ones on request
@@ -172,6 +182,9 @@ def _describe(server: machine.Process, seen: machine.Snapshot, wanted: Wanted) -
 def _environment(found: Mapping[str, str], wanted: Wanted) -> list[dict[str, str]]:
     """Hold an environment against the locked one: one row for each name that matters."""
     locked = wanted.launch.env
+    started = wanted.python() if wanted.python else None
+    known = started is not None and started.environment is not None
+    given = [*([started.environment] if started and started.environment else []), _container()]
     names = sorted({*locked, *(name for name in found if _watched(name))})
     rows = []
     for name in names:
@@ -180,6 +193,8 @@ def _environment(found: Mapping[str, str], wanted: Wanted) -> list[dict[str, str
             state = "missing" if value is None else "ok" if value == locked[name] else "differs"
         elif name == "PYTHONPATH":
             state = "shadows" if _shadows(value or "", wanted) else "unlocked path"
+        elif _steers(name):
+            state = _origin(name, value or "", given, known=known)
         else:
             state = "not locked"
         rows.append({"name": name, "state": state, "found": _shown(name, value)})
@@ -187,12 +202,43 @@ def _environment(found: Mapping[str, str], wanted: Wanted) -> list[dict[str, str
 
 
 def _watched(name: str) -> bool:
+    return name == "PYTHONPATH" or _wanted_nowhere(name) or _steers(name)
+
+
+def _wanted_nowhere(name: str) -> bool:
+    """True for what only the manifest may set, whatever the container says."""
     return (
         name.startswith("VLLM_")
         or name in _CACHES
-        or name in ("PYTHONPATH", "PYTHONHOME")
+        or name == "PYTHONHOME"
         or bool(_PROXY.match(name))
     )
+
+
+def _steers(name: str) -> bool:
+    return bool(_STEERS.match(name)) and name not in _STEERS_NOTHING and not _wanted_nowhere(name)
+
+
+def _container() -> dict[str, str]:
+    """Return the environment that the container itself was started with, where it may be seen."""
+    try:
+        return machine.environment(1)
+    except CannotTell:
+        return {}
+
+
+def _origin(name: str, value: str, given: Sequence[Mapping[str, str]], *, known: bool) -> str:
+    """Say whether a value comes from one of the environments that are `given`, all of them `known`.
+
+    Of a list each part must: a script that is sourced twice adds its folders twice.
+    """
+    values = [environment.get(name, "") for environment in given]
+    if name in _LISTS:
+        parts = {part for one in values for part in re.split("[: ]", one)}
+        same = {part for part in re.split("[: ]", value) if part} <= parts
+    else:
+        same = not value or value in values
+    return "ok" if same else "not given" if known else "of unknown origin"
 
 
 def _shadows(path: str, wanted: Wanted) -> bool:

@@ -111,6 +111,13 @@ class Bench:
         return sorted(f.what for f in faults.before_start(seen) if not f.warning)
 
 
+def base_python(given: dict[str, str]) -> interpreter.Interpreter:
+    """The interpreter that runs the tests, as if started as the service is, in an environment."""
+    found = interpreter.of_process(os.getpid(), (sys.executable,), {}, "/")
+    assert found is not None
+    return dataclasses.replace(found, environment=given)
+
+
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     site, model, folder = tmp_path / "site", tmp_path / "model", tmp_path / "submission"
@@ -130,7 +137,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         Wanted(
             launch=locked, site=str(site), package="vllm", plan=PLAN,
             libraries={"vllm/_C.abi3.so": sha}, receipt="r1",
-            python=lambda: interpreter.of_process(os.getpid(), (sys.executable,), {}, "/"),
+            python=lambda: base_python(dict(os.environ)),
         ),
     )  # fmt: skip
     yield made
@@ -312,6 +319,44 @@ def test_a_variable_that_is_not_as_locked_is_found(
     assert "secret" not in bench.texts()
 
 
+STEERING = {
+    "PYTHONOPTIMIZE": "2",
+    "PYTHONEXECUTABLE": sys.executable,
+    "PYTHONPLATLIBDIR": "lib",
+    "LD_PRELOAD": "/lib/x86_64-linux-gnu/libm.so.6",
+    "LD_LIBRARY_PATH": "/tmp/evil",
+    "HSA_OVERRIDE_GFX_VERSION": "9.0.6",
+    "HIP_VISIBLE_DEVICES": "3",
+    "ROCBLAS_TENSILE_LIBPATH": "/tmp/x",
+    "PYTORCH_TUNABLEOP_ENABLED": "1",
+}
+
+
+@pytest.mark.parametrize("name", STEERING)
+def test_what_steers_code_may_come_from_the_services_own_environment_alone(
+    bench: Bench, name: str
+) -> None:
+    bench.start(env={name: STEERING[name]})
+
+    assert bench.found() == ["environment"]
+    assert f"{name}={STEERING[name]} comes not from launch.env" in bench.texts()
+    given = base_python({name: STEERING[name]})  # env_script, or the container, sets it
+    bench.wanted = dataclasses.replace(bench.wanted, python=lambda: given)
+    assert bench.found() == []
+    unknown = dataclasses.replace(given, environment=None)
+    bench.wanted = dataclasses.replace(bench.wanted, python=lambda: unknown)
+    assert bench.found() == ["(environment)"]
+
+
+def test_a_script_sourced_twice_adds_nothing_new(bench: Bench) -> None:
+    bench.start(env={"LD_LIBRARY_PATH": "/opt/dtk/lib:/opt/dtk/lib:", "LD_PRELOAD": "",
+                     "PYTHONHASHSEED": "7", "PYTHONDONTWRITEBYTECODE": "1"})  # fmt: skip
+    given = base_python({"LD_LIBRARY_PATH": "/opt/dtk/lib:"})
+    bench.wanted = dataclasses.replace(bench.wanted, python=lambda: given)
+
+    assert bench.found() == []
+
+
 def test_a_locked_variable_that_is_not_set_is_found(bench: Bench) -> None:
     locked = dataclasses.replace(bench.wanted.launch, env={"VLLM_A": "1"})
     bench.start()
@@ -393,11 +438,10 @@ def test_a_venv_of_the_same_interpreter_is_another_interpreter(bench: Bench, ven
 def test_another_file_is_another_interpreter(bench: Bench, tmp_path: Path) -> None:
     copy = tmp_path / "python3"
     shutil.copy(os.path.realpath(sys.executable), copy)
-    ours = interpreter.of_process(os.getpid(), (sys.executable,), {}, "/")
-    assert ours is not None
-    plain = dataclasses.replace(ours, venv="")  # as the copy is: they differ in their file alone
-    bench.wanted = dataclasses.replace(bench.wanted, python=lambda: plain)
     home = {"PYTHONHOME": sys.base_prefix, "LD_LIBRARY_PATH": f"{sys.base_prefix}/lib"}
+    # As the copy is: they differ in their file alone.
+    plain = dataclasses.replace(base_python(home), venv="")
+    bench.wanted = dataclasses.replace(bench.wanted, python=lambda: plain)
     bench.start(python=(str(copy),), env=home)
 
     assert bench.found() == ["environment", "interpreter"]

@@ -65,11 +65,14 @@ class Target:
         argv = [*self.inside, "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]
         return int(subprocess.run(argv, capture_output=True, timeout=20, check=True).stdout)
 
-    def start(self, *words: str, scripts: bool = True) -> tuple[int, dict[str, Any], str]:
+    def start(
+        self, *words: str, scripts: bool = True, exports: str = ""
+    ) -> tuple[int, dict[str, Any], str]:
         text = START.format(
             python=sys.executable, standin=STANDIN, overrides=" ".join(self.overrides),
             words=" ".join(self.words[1:]),
         )  # fmt: skip
+        text = text.replace("run=$PWD", f"{exports}\nrun=$PWD")
         options: dict[str, Any] = {"ready": 30}
         if scripts:
             options["scripts"] = {"start_vllm.sh": {"mode": "0755", "text": text}}
@@ -193,6 +196,25 @@ def test_base_python_is_what_it_starts_and_no_other_venv(target: Target, tmp_pat
     assert (code, [row["what"] for row in evidence["service"]["faults"]]) == (10, ["interpreter"])
     code, evidence, _ = target.run("service", "--python", "/nowhere/python")
     assert (code, [row["warning"] for row in evidence["service"]["faults"]]) == (0, [True])
+
+
+@pytest.mark.slow
+def test_what_env_script_exports_is_given_and_what_a_script_adds_is_not(
+    target: Target, tmp_path: Path
+) -> None:
+    script = tmp_path / "env.sh"
+    script.write_text("export LD_LIBRARY_PATH=/opt/dtk/lib:${LD_LIBRARY_PATH-} HSA_XNACK=1\n")
+    both = f". {script}\nexport PYTHONOPTIMIZE=2 ROCBLAS_LAYER=0"
+    code, evidence, _ = target.start(exports=both)
+
+    def steering(seen: dict[str, Any]) -> list[str]:
+        rows = seen["service"]["server"]["environment"]
+        return sorted(row["name"] for row in rows if row["state"] == "not given")
+
+    assert code == 10
+    assert steering(evidence) == ["HSA_XNACK", "LD_LIBRARY_PATH", "PYTHONOPTIMIZE", "ROCBLAS_LAYER"]
+    code, evidence, _ = target.run("service", "--env-script", str(script))
+    assert (code, steering(evidence)) == (10, ["PYTHONOPTIMIZE", "ROCBLAS_LAYER"])
 
 
 @pytest.mark.slow
