@@ -399,13 +399,17 @@ def _evidence_faults(path: Path, made: Bundle) -> Iterator[str]:
 
 
 def _contradictions(made: Bundle, told: Evidence) -> Iterator[str]:
-    """Files that are called as planned beside a state that is not the planned one."""
+    """What is called as planned beside a finding that is not the planned one."""
     wanted = {entry.path: entry.want.to_json() for entry in made.plan.files}
     for row in told.files:
         if row["path"] not in wanted:
             yield f"{row['path']}: it is no file of the plan"
         elif row["state"] == "ok" and row.get("found") != wanted[row["path"]]:
             yield f"{row['path']}: called as planned, found was {row.get('found')}"
+    for where, place in sorted(told.origin.items()):
+        file = str(place.get("file"))
+        if place["state"] == "ok" and not file.endswith(f"/{made.plan.package}/__init__.py"):
+            yield f"import from {where}: called the site's, found was {file}"
 
 
 def _stated(raw: Mapping[str, Any]) -> Iterator[str]:
@@ -444,7 +448,7 @@ def _result(path: Path, what: str, made: Bundle, manifest: Manifest | None) -> I
         raw = json.loads(text)
     except (ValueError, RecursionError, MemoryError) as err:
         cut = b'"output_throughput"' in text or b'"bench/' in text
-        yield Row(FAILED if cut else NOTE, what, f"it is no JSON: {_why(err)}")
+        yield Row(FAILED if cut else NOTE, what, printable(f"it is no JSON: {err}"))
         return
     if not isinstance(raw, dict):
         return
@@ -471,6 +475,12 @@ def _record_faults(
     if raw.get("state", "done") != "done" or raw.get("error"):
         yield f"its run is {raw.get('state')}, not done"
     yield from _stated(raw)
+    for bucket in run.buckets.values():
+        if bucket.counted is not None and bucket.result is None:
+            yield f"{bucket.name}: its counted round has no result"
+        looks = [one.raw.get(key) or {} for one in bucket.rounds for key in ("before", "after")]
+        if not all(isinstance(look.get("faults"), list) for look in looks):
+            yield f"{bucket.name}: the process was not looked at before and after each round"
     judged = [measuring.clean(run), *measuring.comparable(run, None)]
     if not path.name.startswith("base"):
         yield from _foreign(raw, made)
