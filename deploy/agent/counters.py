@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Iterator
 
+from . import ports
 from .log import NoLog, Place, opened
 
 # What tells whether a round measured the server or its caches, and whose requests it served.
@@ -42,7 +43,8 @@ def fetch(port: int, timeout: float = 10.0) -> dict[str, float]:
     """Ask the server on this machine; nothing where it does not say, no proxy in between."""
     import http.client
 
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    host = ports.reach(ports.listening(port))
+    connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         connection.request("GET", "/metrics")
         response = connection.getresponse()

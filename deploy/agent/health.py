@@ -1,7 +1,7 @@
 """Ask a running server whether it works: health, model, and one real generation.
 
 Health answers 200 while nothing can be generated, so only a generation proves readiness. The
-connection is made straight to the loopback address: a proxy of the environment must not stand
+connection is made straight to where it listens: a proxy of the environment must not stand
 between (an image may preset one, and it answers 503).
 """
 
@@ -11,6 +11,8 @@ import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from . import ports
 
 if TYPE_CHECKING:
     import socket
@@ -63,7 +65,8 @@ def wait(port: int, served_name: str, seconds: float, alive: Any) -> tuple[Answe
     limit = time.monotonic() + seconds
     while True:
         left = limit - time.monotonic()
-        answered = probe(port, served_name, timeout=max(1.0, min(60.0, left)))
+        host = ports.reach(ports.listening(port))  # it does not listen from the start
+        answered = probe(port, served_name, host=host, timeout=max(1.0, min(60.0, left)))
         if len(answered) == 3 and answered[-1].passed:
             return answered
         if left <= 0 or not alive():
@@ -74,7 +77,9 @@ def wait(port: int, served_name: str, seconds: float, alive: Any) -> tuple[Answe
 def generate(
     port: int, name: str, tokens: int, *, salt: int = 0, output: int = 8, timeout: float = 600.0
 ) -> dict[str, Any]:
-    """Send one prompt of exactly so many tokens; return what came back, or why nothing did.
+    """Send one prompt of exactly so many tokens; return what came back, or why it does not count.
+
+    A server that counts other tokens has computed other steps than were asked for.
 
     The prompt is given as token ids, so that no template and no tokenizer changes its length. Its
     first tokens follow from `salt`: with another salt no cached prefix fits.
@@ -89,14 +94,20 @@ def generate(
         "seed": 0,
         "ignore_eos": True,
     }
-    status, raw, error, _ = _ask(("127.0.0.1", port), "POST", "/v1/completions", timeout, body)
+    address = (ports.reach(ports.listening(port)), port)
+    status, raw, error, _ = _ask(address, "POST", "/v1/completions", timeout, body)
     raw = raw if isinstance(raw, dict) else {}
     usage = raw.get("usage") or {}
     choices = raw.get("choices") or [{}]
+    counted = usage.get("prompt_tokens")
+    if not error and not usage.get("completion_tokens"):
+        error = "it made no token"
+    elif not error and counted != tokens:
+        error = f"it counted {counted} tokens of the prompt, sent were {tokens}"
     return {
         "status": status,
-        "error": error or ("" if usage.get("completion_tokens") else "it made no token"),
-        "prompt_tokens": usage.get("prompt_tokens"),
+        "error": error,
+        "prompt_tokens": counted,
         "completion_tokens": usage.get("completion_tokens"),
         "text": choices[0].get("text", ""),
     }

@@ -13,6 +13,8 @@ from .proc import blind, text
 
 _GONE = " (deleted)"
 _NO_FILES = ("/memfd:", "/SYSV", "/dev/", "/anon_hugepage", "/drm")
+# A file system like any other: code can be loaded from it.
+_FILES_AFTER_ALL = "/dev/shm/"  # noqa: S108
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ def parse(raw: str) -> tuple[Mapped, ...]:
 
     A name may itself end in " (deleted)": where such a file lies there with the same inode, it is
     its name; else the mark is the kernel's. Anonymous, memfd, SysV and device mappings are no
-    files and are left out.
+    files and are left out; shared memory below /dev/shm is files.
     """
     found: dict[Mapped, None] = {}
     for line in raw.split("\n"):
@@ -38,7 +40,7 @@ def parse(raw: str) -> tuple[Mapped, ...]:
         if len(fields) < 6 or not fields[5].startswith("/") or fields[4] == "0":
             continue
         path = fields[5].replace("\\012", "\n")
-        if path.startswith(_NO_FILES):
+        if path.startswith(_NO_FILES) and not path.startswith(_FILES_AFTER_ALL):
             continue
         found[_mapped(path, fields[3], int(fields[4]))] = None
     return tuple(found)

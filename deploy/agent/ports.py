@@ -7,7 +7,7 @@ and the kernel deals the connections out between them: every listener counts.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,12 @@ def listening(port: int) -> tuple[Listener, ...]:
     if not tables:
         raise blind(f"who listens on port {port}", FileNotFoundError("/proc/net/tcp"))
     return tuple(found)
+
+
+def reach(listeners: Sequence[Listener]) -> str:
+    """Return the address at which a server of this machine answers: its own, loopback for any."""
+    address = listeners[0].address if listeners else "127.0.0.1"
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104
 
 
 def _sockets(table: str, port: int, state: str = "") -> Iterator[tuple[str, int]]:

@@ -301,8 +301,7 @@ def _answers(wanted: Wanted, seen: machine.Snapshot, timeout: float) -> list[dic
     if not seen.listeners:
         return []
     launch = wanted.launch
-    address = seen.listeners[0].address
-    host = "127.0.0.1" if address == "0.0.0.0" else "::1" if address == "::" else address  # noqa: S104
+    host = ports.reach(seen.listeners)
     answers = health.probe(launch.port, launch.served_name, host=host, timeout=timeout)
     return [answer.to_json() for answer in answers]
 

@@ -17,7 +17,17 @@ from typing import Any
 
 import pytest
 
-from deploy.agent import faults, interpreter, launch, machine, proc, serve, service
+from deploy.agent import (
+    counters,
+    faults,
+    health,
+    interpreter,
+    launch,
+    machine,
+    proc,
+    serve,
+    service,
+)
 from deploy.agent.launch import Launch, Run
 from deploy.agent.service import Wanted
 
@@ -317,6 +327,30 @@ def test_a_variable_that_is_not_as_locked_is_found(
     assert bench.found() == [kind]
     assert name in bench.texts()
     assert "secret" not in bench.texts()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "0.0.0.0", "::1"])
+def test_a_server_is_asked_where_it_listens(bench: Bench, host: str) -> None:
+    locked = bench.wanted.launch
+    argv = (*locked.argv, "--host", host)
+    bench.wanted = dataclasses.replace(bench.wanted, launch=dataclasses.replace(locked, argv=argv))
+    bench.start()
+
+    answered = health.wait(locked.port, "m", 10, lambda: True)
+    sent = health.generate(locked.port, "m", 5000)
+
+    assert bench.found() == []
+    assert [(one.probe, one.error) for one in answered][-1] == ("generation", "")
+    assert (sent["error"], sent["prompt_tokens"]) == ("", 5000)
+    assert counters.fetch(locked.port) == {"vllm:num_preemptions": 2.0}
+
+
+def test_a_server_that_counts_other_tokens_has_not_answered_what_was_asked(bench: Bench) -> None:
+    bench.start(env={"STANDIN_COUNTS": "3"})
+
+    sent = health.generate(bench.wanted.launch.port, "m", 5000)
+
+    assert sent["error"] == "it counted 3 tokens of the prompt, sent were 5000"
 
 
 STEERING = {

@@ -307,6 +307,7 @@ def test_the_files_of_a_maps_text_keep_their_whole_name_and_only_the_gone_are_go
         "7f08-7f09 rwxp 00000000 00:01 105 /memfd:JITCode (deleted)\n"
         "7f0a-7f0b rw-s 00000000 00:01 106 /SYSV00000000 (deleted)\n"
         "7f0c-7f0d rw-s 00000000 00:05 107 /dev/zero\n"
+        "7f12-7f13 r-xp 00000000 00:19 108 /dev/shm/_rocm_C.abi3.so\n"
         "7f0e-7f0f rw-p 00000000 00:00 0 \n"
         "7f10-7f11 rw-p 00000000 00:00 0 [heap]\n"
     )
@@ -318,6 +319,7 @@ def test_the_files_of_a_maps_text_keep_their_whole_name_and_only_the_gone_are_go
         "/d ir/y.so": False,
         "/sp/vllm/t.so": True,
         str(odd): False,
+        "/dev/shm/_rocm_C.abi3.so": False,
     }
 
 
