@@ -52,10 +52,8 @@ def build(request: BuildRequest, runner: Runner | None = None) -> Build:
         reasons = shop.why_clean(laid.listing)
         if not reasons and (done := _nothing_to_do(shop, laid)):
             return done
-        try:
+        with results.logs_kept(request):
             return _Run(shop, found, laid, reasons, warnings).whole()
-        finally:
-            results.keep_logs(request)
 
 
 def audit(request: BuildRequest, runner: Runner | None = None) -> proof.Findings:
@@ -204,7 +202,7 @@ class _Run:
     def _conclude(self, facts: log.Facts, staged: Sequence[tuple[Artefact, elf.Facts]]) -> Build:
         items = self.shop.dependencies()
         known = {} if self.reasons else self.shop.known_objects(self.laid.listing)
-        made_from = proof.objects_are_fresh(items, facts, known, self.shop.contents())
+        made_from = proof.objects_are_fresh(items, facts, known, self.shop.contents(items))
         proof.twins_are_fresh(self.request, facts, self.laid.listing)
         used = proof.sources_are_used(self.request, items)
         torch = self.shop.chain.identity["torch"]["version"]

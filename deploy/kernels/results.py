@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deploy.agent.words import BundleError
-from deploy.errors import BadValues, Refused
+from deploy.errors import BadValues, Refused, Unfit
 from deploy.git import Git
 
 from . import elf, log, toolchain
@@ -110,10 +111,12 @@ def collect(
     request: BuildRequest, artefacts: Sequence[Artefact], evidence: Mapping[str, Any]
 ) -> tuple[Artefact, ...]:
     """Copy the artefacts out and write the document; return the artefacts where they lie now."""
-    taken = tuple(_collect(request.out, artefact) for artefact in artefacts)
-    if request.base:
-        put(request.out / PATCH, _patch(request))
-    put(request.out / DOCUMENT, json.dumps(evidence, indent=2).encode() + b"\n")
+    patch = _patch(request) if request.base else None
+    with _written(request.out):
+        taken = tuple(_collect(request.out, artefact) for artefact in artefacts)
+        if patch is not None:
+            put(request.out / PATCH, patch)
+        put(request.out / DOCUMENT, json.dumps(evidence, indent=2).encode() + b"\n")
     return taken
 
 
@@ -144,22 +147,50 @@ def read(out: Path) -> tuple[tuple[Artefact, ...], Mapping[str, Any]]:
 
 def forget(out: Path) -> None:
     """Remove the results of an earlier build: from here on they are not this source's."""
-    out.mkdir(parents=True, exist_ok=True)
-    # The document goes first; without it nothing in the folder counts.
-    for path in (out / DOCUMENT, *sorted(out.iterdir())):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    with _written(out):
+        out.mkdir(parents=True, exist_ok=True)
+        # The document goes first; without it nothing in the folder counts.
+        for path in (out / DOCUMENT, *sorted(out.iterdir())):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
-def keep_logs(request: BuildRequest) -> None:
+@contextmanager
+def logs_kept(request: BuildRequest) -> Iterator[None]:
     """Copy logs back, after a failure too: the build folder may die with its container."""
-    logs = request.build_dir / "logs"
-    if logs.is_dir():
-        target = request.out / "logs"
+    try:
+        yield
+    except BaseException:
+        # What stopped the build is told, not that its logs found no room.
+        with suppress(Unfit):
+            _keep_logs(request)
+        raise
+    _keep_logs(request)
+
+
+def _keep_logs(request: BuildRequest) -> None:
+    target = request.out / "logs"
+    with _written(request.out):
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(logs, target)
+        for path in sorted((request.build_dir / "logs").glob("*.log")):
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / path.name)
+
+
+@contextmanager
+def _written(out: Path) -> Iterator[None]:
+    """Tell where results found no place: it is not the folder that is built in."""
+    try:
+        yield
+    except OSError as err:
+        raise Unfit(
+            f"cannot write to {out}",
+            why=err.strerror or str(err),
+            fix="let it be writable and have room (`./inv gc` shows what out/ holds), then ask"
+            " again",
+        ) from err
 
 
 def _whole(evidence: Mapping[str, Any], out: Path) -> tuple[Artefact, ...] | None:

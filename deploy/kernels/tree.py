@@ -34,7 +34,8 @@ def lay(git: Git, commit: str, folder: Path, keep: Iterable[str] = ()) -> Laid:
     """Make `folder` hold exactly the files of `commit`; `keep` names paths left as they are.
 
     Raises:
-        BadValues: the commit is not there, or what lies there afterwards has another tree id.
+        BadValues: the commit is not there, a link leads out of it, or what lies there afterwards
+            has another tree id.
     """
     with git.objects() as objects:
         want = _read(git, objects, commit)
@@ -56,6 +57,7 @@ def lay(git: Git, commit: str, folder: Path, keep: Iterable[str] = ()) -> Laid:
             why=f"it has the tree id {laid}, the commit says {want.tree}",
             fix="look for another process that writes there, and build again",
         )
+    _refuse_links_out(folder, listing)
     return Laid(want.tree, listing, tuple(stale), tuple(removed))
 
 
@@ -142,6 +144,24 @@ def _read(git: Git, objects: Objects, commit: str) -> Laid:
 
 def _submodules(listing: Listing) -> dict[str, tuple[str, str]]:
     return {path: row for path, row in listing.items() if row[0] == GITLINK}
+
+
+def _refuse_links_out(folder: Path, listing: Listing) -> None:
+    """Refuse links to what is no part of the commit: its id says nothing about their text."""
+    home = os.path.realpath(folder)
+    links = (path for path, (mode, _) in sorted(listing.items()) if mode == LINK)
+    out = [path for path in links if not _inside(os.path.realpath(folder / path), home)]
+    if out:
+        more = f" (and {len(out) - 1} more)" if len(out) > 1 else ""
+        raise BadValues(
+            "a link of the source leads out of it",
+            why=f"{out[0]} -> {(folder / out[0]).readlink()}{more}",
+            fix="put the file itself into the commit, or link to one of the same tree",
+        )
+
+
+def _inside(path: str, home: str) -> bool:
+    return path == home or path.startswith(f"{home}/")
 
 
 def _row(path: Path) -> tuple[str, str]:

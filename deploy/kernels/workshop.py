@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ from typing import Any
 from deploy.agent.words import digest
 from deploy.git import Git
 
-from . import ccache, ninja, objects, preset, record, symbols, toolchain
+from . import ccache, ninja, objects, outside, preset, record, symbols, toolchain
 from .request import BuildRequest
 from .runner import Runner
 from .tree import Listing
+
+OUTSIDE_SECONDS = 600  # thousands of headers may lie on a cold shared disk
 
 Tools = tuple[toolchain.Toolchain, dict[str, str]]
 
@@ -103,12 +105,21 @@ class Workshop:
         if not (self.request.binary / "build.ninja").exists():
             return ()
         said = self.ninja("-t", "deps")
-        found = objects.dependencies(said, self.request.binary, self.request.source)
+        places = (self.request.binary, self.request.source)
+        folders = objects.searched(self.ninja("-t", "commands", *self.targets), self.env, *places)
+        found = objects.dependencies(said, *places, folders)
         # ninja remembers the objects of targets that nobody builds any more.
         return tuple(item for item in found if (self.request.binary / item.path).is_file())
 
-    def contents(self) -> objects.Contents:
-        return objects.Contents(self.request.binary, self.request.source)
+    def contents(self, items: Iterable[objects.Object]) -> objects.Contents:
+        """Return the digests of all inputs; those outside are taken where the toolkit lies."""
+        names = sorted({n for item in items for n in item.inputs if n.startswith("/")})
+        code = Path(outside.__file__).read_text("utf-8")
+        argv = (self.request.python, "-I", "-S", "-B", "-c", code, *outside.packed(names))
+        said = self.runner.ask(argv, env=self.env, cwd=Path("/"), seconds=OUTSIDE_SECONDS)
+        digests: list[str] = json.loads(said.rsplit(outside.MARK, 1)[1].splitlines()[0])
+        known = dict(zip(names, digests, strict=True))
+        return objects.Contents(self.request.binary, self.request.source, known)
 
     def known_objects(self, listing: Listing) -> Mapping[str, str]:
         """Return what the objects of the last build came from, if they can be this tree's."""
@@ -116,7 +127,8 @@ class Workshop:
 
     def stale_objects(self, listing: Listing) -> tuple[objects.Object, ...]:
         """Return the objects that are not what a compile of this tree would give."""
-        return objects.stale(self.dependencies(), self.known_objects(listing), self.contents())
+        items = self.dependencies()
+        return objects.stale(items, self.known_objects(listing), self.contents(items))
 
     def ninja(self, *args: str) -> str:
         argv = (self.chain.tool("ninja"), *args)

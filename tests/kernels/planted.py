@@ -1,4 +1,4 @@
-"""Ten stale states, each planted for real, and the gate that finds it.
+"""Eleven stale states, each planted for real, and the gate that finds it.
 
 `python -m tests.kernels.planted` prints the table. A state is planted into a world where gates 1 to
 4 pass, judged by the very functions of `./inv verify`, and taken away again; in between the clean
@@ -52,14 +52,30 @@ class World:
         self.prefix = tools.prefix
         checkout = Checkout(room / "checkout")
         self.story = Story(tools, ccache, checkout, room)
+        self.outside = room / "outside/bias.h"
+        self._look_outside(tools)
+        checkout.edit(
+            GEMM, "#include <cuda_runtime.h>", "#include <bias.h>\n#include <cuda_runtime.h>"
+        )
         self.story.write(checkout.edit(GEMM, "sum = 0.0f", "sum = 0.5f"))
         flow.build_kernels("mini", self.story.layout)
         self.old = self._artefact.read_bytes()
         checkout.edit(PYTHON, "contextlib.suppress", "contextlib . suppress")
         checkout.edit("vllm/__init__.py", '"0.18.1"', '"0.18.1"  # ours')
-        self.head = checkout.edit(GEMM, "sum = 0.5f", "sum = 1.0f")
+        self.head = checkout.edit(GEMM, "sum = 0.5f", "sum = BIAS")
         self.settle()
         flow.deploy("mini", self.story.target, Request(verb=Verb.DEPLOY), self.story.layout)
+
+    def _look_outside(self, tools: Tools) -> None:
+        """Let env_script name a folder of headers that is neither source nor build folder."""
+        self.outside.parent.mkdir()
+        self.outside.write_text("#define BIAS 1.0f\n")
+        script = self.outside.with_name("env.sh")
+        on_target = self.story.root / str(script).lstrip("/")
+        on_target.parent.mkdir(parents=True)
+        for path in (script, on_target):
+            path.write_text(f'. "{tools.env_script}"\nexport CPATH="{self.outside.parent}"\n')
+        self.story.env_script = script
 
     @property
     def installed(self) -> Path:
@@ -157,6 +173,14 @@ def stale_header(world: World) -> Iterator[None]:
 
 
 @contextmanager
+def header_outside(world: World) -> Iterator[None]:
+    """A header of neither source nor build folder, with size and times of the one before."""
+    other = world.outside.read_bytes().replace(b"1.0f", b"3.0f")
+    with world.swapped(world.outside, other, like=True):
+        yield
+
+
+@contextmanager
 def wrong_arch(world: World) -> Iterator[None]:
     """Built while the manifest said gfx90a; then the manifest is corrected, not the build."""
     world.story.write(world.head, arch="gfx90a")
@@ -214,6 +238,7 @@ PLANTED: tuple[tuple[Callable[[World], contextmanager[None]], int], ...] = (  # 
     (old_binary_in_place, 3),
     (same_name_from_another_source, 3),
     (stale_header, 2),
+    (header_outside, 2),
     (wrong_arch, 2),
     (runpath_trap, 3),
     (copied_build_folder, 2),

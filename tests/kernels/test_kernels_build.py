@@ -167,6 +167,38 @@ def test_a_header_that_comes_first_from_now_on_reaches_the_binary(
     }
 
 
+def test_a_header_outside_reaches_the_binary_whatever_time_it_has(
+    built: Built, tools: Tools, checkout: Checkout, room: Path
+) -> None:
+    """One that env_script's CPATH finds is changed; then one that comes before it is put there."""
+    first, second = room / "first", room / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    (second / "bias.h").write_text("#define BIAS 1.0f\n")
+    (room / "env.sh").write_text(f'. "{tools.env_script}"\nexport CPATH="{first}:{second}"\n')
+    checkout.edit(GEMM, "#include <cuda_runtime.h>", "#include <bias.h>\n#include <cuda_runtime.h>")
+    head = checkout.edit(GEMM, "sum = 0.0f", "sum = BIAS")
+    request = request_for(tools, checkout, room, head, ccache_dir=built.ccache,
+                          env_script=str(room / "env.sh"))  # fmt: skip
+    build(request)
+    assert audit(request).faults == ()
+
+    (second / "bias.h").write_text("#define BIAS 2.0f\n")
+    os.utime(second / "bias.h", (1, 1))
+    changed = audit(request).faults
+    done = build(request)
+    (first / "bias.h").write_text("#define BIAS 3.0f\n")
+    os.utime(first / "bias.h", (1, 1))
+    shadowed = audit(request).faults
+
+    assert [fault.rsplit("/", 1)[-1] for fault in changed] == [
+        "skinny_gemms.hip.o was compiled from other text"
+    ]
+    assert compiled(done.evidence) == {"skinny_gemms.hip.o"}
+    assert call_op(tools, site_of(request.out, checkout), CALL) == "[[9.0, 9.0]]"
+    assert len(shadowed) == 3
+
+
 def test_a_deleted_header_takes_its_copy_and_twin_along(
     built: Built, tools: Tools, room: Path, tmp_path: Path
 ) -> None:

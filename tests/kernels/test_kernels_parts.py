@@ -17,7 +17,19 @@ from hypothesis import strategies as st
 from deploy.agent.plan import ABSENT, State
 from deploy.errors import BadValues, Refused, Unfit
 from deploy.git import Git
-from deploy.kernels import arch, ccache, disk, objects, preset, proof, record, tree, twins
+from deploy.kernels import (
+    arch,
+    ccache,
+    disk,
+    objects,
+    outside,
+    preset,
+    proof,
+    record,
+    results,
+    tree,
+    twins,
+)
 from deploy.kernels.build import build
 from deploy.kernels.log import Hipified
 from deploy.kernels.request import Artefact, planned
@@ -213,6 +225,21 @@ def test_a_link_in_the_place_of_a_folder_is_not_written_through(
 
     assert list(outside.iterdir()) == []
     assert not (source / "csrc").is_symlink()
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "../../../out.cu", "../loop/../../out.cu"])
+def test_a_link_out_of_the_tree_is_refused(target: str, checkout: Checkout, tmp_path: Path) -> None:
+    (checkout.folder / "csrc/loop").symlink_to("../csrc")
+    (checkout.folder / "csrc/rocm/near.h").symlink_to("../loop/core/scale.h")
+    (checkout.folder / "csrc/rocm/not-there").symlink_to("nothing")
+    tree.lay(Git(checkout.folder), checkout.commit("links within"), tmp_path / "src")
+    (checkout.folder / "csrc/rocm/far.cu").symlink_to(target)
+    head = checkout.commit("a link out")
+
+    with pytest.raises(BadValues, match="leads out") as caught:
+        tree.lay(Git(checkout.folder), head, tmp_path / "src")
+
+    assert caught.value.why == f"csrc/rocm/far.cu -> {target}"
 
 
 def test_a_commit_that_is_not_there_is_named(checkout: Checkout, tmp_path: Path) -> None:
@@ -413,15 +440,66 @@ CMakeFiles/e.dir/t.cpp.o: #deps 2, deps mtime 18 (VALID)
     /s/csrc/t.cpp
     ../s/csrc/ops.h
 """
+OUTSIDE = ("/opt/include/", "/usr/include/stdio.h")
 
 
-def test_ninjas_dependencies_are_named_by_folder_and_foreign_ones_left_out() -> None:
-    found = objects.dependencies(DEPS, Path("/b"), Path("/s"))
+def test_ninjas_dependencies_are_named_by_folder_and_foreign_ones_by_their_path() -> None:
+    found = objects.dependencies(DEPS, Path("/b"), Path("/s"), ["/opt/include/"])
 
     assert [(item.path[-7:], item.inputs) for item in found] == [
-        ("k.hip.o", ("build/csrc/inc_hip.cuh", "build/csrc/k.hip")),
-        ("t.cpp.o", ("src/csrc/ops.h", "src/csrc/t.cpp")),
+        ("k.hip.o", (*OUTSIDE, "build/csrc/inc_hip.cuh", "build/csrc/k.hip")),
+        ("t.cpp.o", ("/opt/include/", "src/csrc/ops.h", "src/csrc/t.cpp")),
     ]
+
+
+def test_headers_are_looked_for_where_commands_and_environment_say() -> None:
+    commands = (
+        'ccache c++ -I/s/csrc -I. -isystem /opt/torch/include "-DNAME=-I/no" -iquote "/opt/a b"\n'
+        "clang++ -I/opt/torch/include/ -idirafter ../opt/late -Iin -I/s/.. -c k.hip\n"
+    )
+    env = {"CPATH": "/opt/env::/opt/torch/include", "CPLUS_INCLUDE_PATH": "/b/generated",
+           "ROCM_PATH": "/opt/rocm"}  # fmt: skip
+
+    found = objects.searched(commands, env, Path("/b"), Path("/s"))
+
+    assert found == (
+        "/opt/a b/",
+        "/opt/env/",
+        "/opt/late/",
+        "/opt/rocm/include/",
+        "/opt/torch/include/",
+        "/usr/local/include/",
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(names=st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1)))
+def test_any_names_reach_the_digests_of_what_lies_outside(names: list[str]) -> None:
+    code = Path(outside.__file__).read_text("utf-8")
+    argv = (sys.executable, "-I", "-S", "-c", code, *outside.packed(names))
+
+    said = subprocess.run(argv, cwd="/", check=True, capture_output=True, text=True).stdout
+
+    digests = json.loads(said.rsplit(outside.MARK, 1)[1])
+    assert len(digests) == len(names)
+
+
+def test_a_folder_is_told_by_its_names_and_a_file_by_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/a.h").write_text("1")
+    names = f"{tmp_path}/", f"{tmp_path}/deep/a.h"
+    first = [outside.digest_of(name) for name in names]
+
+    (tmp_path / "deep/a.h").write_text("2")
+    os.utime(tmp_path / "deep/a.h", (1, 1))
+    other_bytes = [outside.digest_of(name) for name in names]
+    (tmp_path / "deep/b.h").write_text("")
+    other_names = outside.digest_of(names[0])
+
+    assert other_bytes[0] == first[0]
+    assert other_bytes[1] != first[1]
+    assert other_names != first[0]
+    assert outside.digest_of(f"{tmp_path}/none.h") == "absent"
 
 
 def test_an_object_is_stale_when_it_or_an_input_has_other_bytes(tmp_path: Path) -> None:
@@ -429,16 +507,19 @@ def test_an_object_is_stale_when_it_or_an_input_has_other_bytes(tmp_path: Path) 
     for path in (binary / "a.o", binary / "k.hip", source / "k.h"):
         path.parent.mkdir(exist_ok=True)
         path.write_text("1")
-    item = objects.Object("a.o", ("build/k.hip", "src/k.h"))
-    known = {"a.o": objects.Contents(binary, source).all_of(item)}
-    assert objects.stale([item], known, objects.Contents(binary, source)) == ()
+    item = objects.Object("a.o", ("/usr/include/k.h", "build/k.hip", "src/k.h"))
+    there = {"/usr/include/k.h": "1"}
+    known = {"a.o": objects.Contents(binary, source, there).all_of(item)}
+    assert objects.stale([item], known, objects.Contents(binary, source, there)) == ()
+    other = {"/usr/include/k.h": "2"}
+    assert objects.stale([item], known, objects.Contents(binary, source, other)) == (item,)
 
     for path in (binary / "a.o", binary / "k.hip", source / "k.h"):
         path.write_text("2")
-        assert objects.stale([item], known, objects.Contents(binary, source)) == (item,)
+        assert objects.stale([item], known, objects.Contents(binary, source, there)) == (item,)
         path.write_text("1")
     (source / "k.h").unlink()
-    assert objects.stale([item], known, objects.Contents(binary, source)) == (item,)
+    assert objects.stale([item], known, objects.Contents(binary, source, there)) == (item,)
 
 
 # --- the rest
@@ -501,6 +582,38 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path: Path) -> None:
         (tmp_path / record.FILE).write_text(text)
         assert record.read(tmp_path).complete is False
         assert record.read(tmp_path).asked == {}
+
+
+def test_results_that_find_no_room_are_told_by_their_own_folder(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    """And what stopped a build is told before that its logs found no room."""
+    request = request_for(Tools(tmp_path, tmp_path), checkout, tmp_path)
+    (request.build_dir / "logs").mkdir(parents=True)
+    (request.build_dir / "logs/build-1.log").write_bytes(bytes(300_000))
+    made = tmp_path / "made.so"
+    made.write_bytes(bytes(300_000))
+    artefact = Artefact(
+        module="vllm._rocm_C", path="vllm/_rocm_C.so", mode="0755", size=300_000,
+        sha256="1" * 64, file=made,
+    )  # fmt: skip
+    request.out.mkdir()
+    mount = ("mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(request.out))
+    if subprocess.run(mount, check=False).returncode != 0:
+        pytest.skip("no right to mount a small file system")
+    try:
+        with pytest.raises(Unfit, match="cannot write to") as logs, results.logs_kept(request):
+            pass
+        with pytest.raises(Unfit, match="cannot write to") as taken:
+            results.collect(request, [artefact], {})
+        with pytest.raises(BadValues, match="stopped"), results.logs_kept(request):
+            raise BadValues("stopped", why="why", fix="fix")
+    finally:
+        subprocess.run(("umount", str(request.out)), check=True)
+
+    for caught in (logs, taken):
+        assert str(request.out) in str(caught.value)
+        assert "No space left" in caught.value.why
 
 
 def test_an_artefact_in_the_plan_expects_the_base_or_nothing(tmp_path: Path) -> None:
