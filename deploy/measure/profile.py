@@ -468,6 +468,7 @@ def _of_db(path: Path, classes: Classes) -> Profile:
     """Add up the kernels of every process; names are numbers that another table spells out."""
     sums = _Sums(classes)
     tables: list[str] = []
+    left = _Left()
     try:
         with _opened(path) as db:
             tables = [
@@ -478,11 +479,13 @@ def _of_db(path: Path, classes: Classes) -> Profile:
                 )
             ]
             if tables:
+                _require_one_name(path, db)
                 query = _query(tables)
                 rows = db.execute(query, [table.removeprefix("HIPOPS_") for table in tables])
                 while batch := rows.fetchmany(_BATCH):
-                    names, calls, totals = zip(*batch)
-                    sums.add((names, calls, totals))
+                    if whole := list(left.checked(path, batch)):
+                        names, calls, totals = zip(*whole)
+                        sums.add((names, calls, totals))
     except sqlite3.OperationalError as err:
         if "locked" in str(err) or "busy" in str(err):
             raise Refused(
@@ -495,23 +498,83 @@ def _of_db(path: Path, classes: Classes) -> Profile:
         raise _damaged(path, str(err)) from err
     if not tables:
         raise _damaged(path, "it has no table of kernels (not valid trace data)", _EMPTY)
+    if left.running and not sum(sums.calls):
+        raise _damaged(path, f"none of its {left.running} calls had ended", _EMPTY)
     processes = f"{len(tables)} process" + "es" * (len(tables) > 1)
-    return sums.profile(path.name, [f"read from the database: {processes}"])
+    return sums.profile(path.name, [f"read from the database: {processes}", *left.notes()])
+
+
+@dataclass(slots=True)
+class _Left:
+    """What a database holds and cannot be added up: said, where it may be, else refused."""
+
+    running: int = 0  # calls without a duration
+    nameless: int = 0  # calls of a number that STR_TABLE does not spell out
+
+    def checked(self, path: Path, batch: Iterable[Sequence[Any]]) -> Iterator[tuple[str, int, int]]:
+        """Pass on name, calls and time of the calls that ended.
+
+        Raises:
+            BadValues: a duration is no whole number, or is below 0.
+        """
+        for name, calls, total, running, damaged, least, nameless in batch:
+            if damaged:
+                raise _damaged(path, f"{damaged} calls of {name} have a DurationNs that is no whole"
+                               " number of nanoseconds", _WRITTEN)  # fmt: skip
+            if calls and least < 0:
+                raise _damaged(path, f"a call of {name} took {least} ns", _WRITTEN)
+            self.running += running
+            self.nameless += nameless
+            if calls:
+                yield name, calls, total
+
+    def notes(self) -> Iterator[str]:
+        if self.running:
+            yield f"{self.running} calls had not ended and are left out (they have no DurationNs)"
+        if self.nameless:
+            yield f"{self.nameless} calls are of kernels that STR_TABLE does not name"
+
+
+def _require_one_name(path: Path, db: sqlite3.Connection) -> None:
+    """Raise BadValues where one number has two names: nobody knows whose the calls are."""
+    for number, one, other in db.execute(_TWO_NAMES):
+        raise _damaged(path, f"STR_TABLE has two names for {number}: {one} and {other}", _WRITTEN)
 
 
 def _query(tables: Sequence[str]) -> str:
     """One name may have another number in each process, so names are added up, not numbers."""
     parts = [_PART.format(_quoted(table)) for table in tables]
     union = " UNION ALL ".join(parts)
-    return f"SELECT name, SUM(n), SUM(ns) FROM ({union}) GROUP BY name ORDER BY name"  # noqa: S608
+    return f"SELECT {_SUMMED} FROM ({union}) GROUP BY name ORDER BY name"  # noqa: S608
 
 
-# The grouping comes first: there are many more calls than names.
+_SUMMED = "name, SUM(n), SUM(ns), SUM(running), SUM(damaged), MIN(least), SUM(nameless)"
+
+# A value equals its own cast where it is a whole number, however the column was declared. Numbers
+# that are none would be cast to 0, and so would names: those of another kind are of no name.
+# The grouping comes first: there are many more calls than names. And each number of STR_TABLE is
+# taken once: a second row of it would count its calls twice.
 _PART = """
-SELECT COALESCE(s.STR_NAME, 'unknown name ' || o.Name) AS name, o.n AS n, o.ns AS ns
-FROM (SELECT Name, COUNT(*) AS n, SUM(DurationNs) AS ns FROM {} GROUP BY Name) o
-LEFT JOIN STR_TABLE s
-ON s.STR_ID = CAST(o.Name AS INT) AND s.TYPE = 6 AND s.CONFIG_KEY = ?"""
+SELECT
+  COALESCE(s.name, 'unknown name ' ||
+    CASE WHEN typeof(o.Name) IN ('text', 'integer') THEN o.Name ELSE quote(o.Name) END) AS name,
+  o.known AS n, o.ns AS ns, o.n - o.known AS running, o.known - o.whole AS damaged,
+  o.least AS least, CASE WHEN s.name IS NULL THEN o.n ELSE 0 END AS nameless
+FROM (
+  SELECT Name, COUNT(*) AS n, COUNT(DurationNs) AS known, MIN(DurationNs) AS least,
+    COALESCE(SUM(CAST(DurationNs AS INT) = DurationNs), 0) AS whole,
+    COALESCE(SUM(CAST(DurationNs AS INT)), 0) AS ns
+  FROM {} GROUP BY Name
+) o
+LEFT JOIN (
+  SELECT CAST(STR_ID AS INT) AS number, MIN(STR_NAME) AS name FROM STR_TABLE
+  WHERE TYPE = 6 AND CONFIG_KEY = ? AND typeof(STR_NAME) = 'text' GROUP BY number
+) s
+ON s.number = CAST(o.Name AS INT) AND CAST(o.Name AS INT) = o.Name"""
+_TWO_NAMES = """
+SELECT CAST(STR_ID AS INT) AS number, MIN(STR_NAME), MAX(STR_NAME) FROM STR_TABLE
+WHERE TYPE = 6 AND typeof(STR_NAME) = 'text' GROUP BY CONFIG_KEY, number
+HAVING MIN(STR_NAME) <> MAX(STR_NAME) LIMIT 1"""
 
 
 def _quoted(name: str) -> str:
@@ -535,6 +598,7 @@ class _opened:  # noqa: N801 - reads as a word in `with _opened(path)`
 
 _CUT = "fetch the whole file; the profiler writes it while it ends, which may take minutes"
 _TYPED = "give the table as the profiler wrote it; docs/measure.md shows its columns"
+_WRITTEN = "give the database as the profiler wrote it, or its *.hipkernel.csv"
 _EMPTY = "record again: start, load, stop, flush, exit, and let the profiler end by itself"
 _OTHER = "give the profiler's *.hipkernel.csv, or its *.db"
 

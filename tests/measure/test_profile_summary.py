@@ -118,6 +118,68 @@ def test_a_database_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
     assert "locked" in caught.value.why
 
 
+def changed(path: Path, *statements: str) -> Path:
+    """The database of a few calls, with its columns as loose as sqlite lets them be."""
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE HIPOPS_k (Name, DurationNs)")
+    db.execute("CREATE TABLE STR_TABLE (STR_ID, TYPE, CONFIG_KEY, STR_NAME)")
+    db.execute("INSERT INTO STR_TABLE VALUES (1, 6, 'k', 'Cijk_a'), (2, 6, 'k', 'copy')")
+    db.execute("INSERT INTO HIPOPS_k VALUES ('1', 10), ('1', 20), (2, 5)")
+    for statement in statements:
+        db.execute(statement)
+    db.commit()
+    db.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("statement", "calls", "note"),
+    [
+        ("DELETE FROM STR_TABLE WHERE TYPE = 1", 3, ""),
+        ("INSERT INTO STR_TABLE VALUES (1, 6, 'k', 'Cijk_a'), ('1', 6, 'k', 'Cijk_a')", 3, ""),
+        ("INSERT INTO STR_TABLE VALUES (0, 6, 'k', 'Cijk_0')", 3, ""),
+        ("INSERT INTO HIPOPS_k VALUES (1, '30')", 4, ""),
+        ("INSERT INTO HIPOPS_k VALUES (1, NULL), (9, NULL)", 3, "2 calls had not ended"),
+        ("INSERT INTO HIPOPS_k VALUES (NULL, 1)", 4, "1 calls are of kernels that STR_TABLE"),
+        ("INSERT INTO HIPOPS_k VALUES ('who', 1)", 4, "1 calls are of kernels that STR_TABLE"),
+        ("INSERT INTO HIPOPS_k VALUES (x'ff', 1)", 4, "1 calls are of kernels that STR_TABLE"),
+        ("UPDATE STR_TABLE SET STR_NAME = NULL WHERE STR_ID = 2", 3, "1 calls are of kernels"),
+        ("UPDATE STR_TABLE SET STR_NAME = x'ff' WHERE STR_ID = 2", 3, "1 calls are of kernels"),
+        ("UPDATE STR_TABLE SET STR_NAME = 7 WHERE STR_ID = 2", 3, "1 calls are of kernels"),
+    ],
+)
+def test_what_a_database_does_not_tell_is_left_out_and_said(
+    statement: str, calls: int, note: str, tmp_path: Path
+) -> None:
+    found = summary(changed(tmp_path / "x.db", statement), PATTERNS)
+
+    assert found.calls == calls
+    assert (found.of("gemm").calls, found.of("gemm").total) == (
+        (3, 60) if "'30'" in statement else (2, 30)
+    )
+    assert any(text.startswith(note) for text in found.notes[1:]) == bool(note), found.notes
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("UPDATE HIPOPS_k SET DurationNs = 'abc'", "have a DurationNs that is no whole number"),
+        ("UPDATE HIPOPS_k SET DurationNs = 1.5", "have a DurationNs that is no whole number"),
+        ("UPDATE HIPOPS_k SET DurationNs = x'31'", "have a DurationNs that is no whole number"),
+        ("UPDATE HIPOPS_k SET DurationNs = -5 WHERE Name = 2", "a call of copy took -5 ns"),
+        ("UPDATE HIPOPS_k SET DurationNs = NULL", "none of its 3 calls had ended"),
+        ("INSERT INTO STR_TABLE VALUES (1, 6, 'k', 'other')", "two names for 1: Cijk_a and other"),
+    ],
+)
+def test_a_database_that_cannot_be_added_up_is_refused(
+    statement: str, why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadValues) as caught:
+        summary(changed(tmp_path / "x.db", statement), PATTERNS)
+
+    assert why in caught.value.why
+
+
 def test_api_calls_are_not_kernel_time(tmp_path: Path) -> None:
     for name in ("x.hiptrace.csv", "x.hsatrace.csv", "renamed.csv"):
         shutil.copy(FIXTURES / "hiptrace.csv", tmp_path / name)
