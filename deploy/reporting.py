@@ -161,6 +161,10 @@ def _of_other(run: Run, identities: Mapping[str, str], evidence: Mapping[str, An
         return (
             f"the run is of {of}, {'the lock pins' if identities else 'the evidence is of'} {plan}"
         )
+    # Flags of the service and of the client are inputs, and no part of the plan.
+    inputs, locked = run.raw.get("inputs"), identities.get("inputs")
+    if inputs and locked and inputs != locked:
+        return f"the run is of the inputs {inputs}, the lock pins {locked}"
     target = run.raw.get("target")
     # Before it is collected a record knows no target, and has no gates.
     if told and (target or run.raw.get("gates")) and target != told.get("target"):

@@ -84,6 +84,7 @@ def test_a_run_of_what_is_locked_and_verified_is_shown_with_its_gates(bench: Rep
     [
         ({"plan": "0" * 64}, "the run is of 0000"),
         ({"plan": None}, "a plan that it does not tell"),
+        ({"inputs": "1" * 64}, "the run is of the inputs 1111"),
         ({"target": "local:/other"}, "the run is of local:/other, the evidence of local:"),
         ({"target": None}, "a target that it does not tell"),
     ],
@@ -130,6 +131,23 @@ def test_a_run_of_before_another_lock_is_no_proof_of_it(bench: Reported) -> None
     assert [row["verdict"] for row in found["gates"]][4:] == ["not reached"] * 3
     with pytest.raises(BadValues, match=r"left out: a\.json"):
         bench.report(base=str(bench.collected("b", plan="0" * 64)))
+
+
+def test_a_run_with_other_flags_than_the_locked_is_no_proof_of_the_same_plan(
+    bench: Reported,
+) -> None:
+    inputs = bench.report()["identities"]["inputs"]
+    bench.collected(inputs=inputs)
+    assert ALL in page.headline(bench.report())
+    path, plan = bench.layout.manifest("mine"), bench.plan
+    path.write_text(path.read_text().replace("dir: /launch", "dir: /launch\n  port: 8123"))
+    bench.again()
+
+    found = bench.report()
+
+    assert found["identities"]["plan"] == plan
+    assert ALL not in page.headline(found)
+    assert "of the inputs" in found["left_out"][0]
 
 
 def test_nothing_of_a_run_stands_behind_a_verify_that_failed(bench: Reported) -> None:
