@@ -79,6 +79,7 @@ def after_start(
         *_interpreter(server, launch),
         *_environment(server),
         *_code(server),
+        *_rewritten(server),
         *(_answers(seen, launch) if asked else ()),
         *_model(seen),
         *_log(seen),
@@ -284,6 +285,18 @@ def _code(server: Mapping[str, Any]) -> Iterator[Fault]:
             yield Fault(what="mapped", text=text)
 
 
+def _rewritten(server: Mapping[str, Any]) -> Iterator[Fault]:
+    """Files as planned again, of which nobody knows what they were when the server read them."""
+    paths = server.get("rewritten", ())  # an older record does not tell
+    if paths:
+        more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+        text = (
+            f"{', '.join(map(printable, paths[:3]))}{more} was written after the server was"
+            " started: it may run what was there before; start it again"
+        )
+        yield Fault(what="old process", text=text)
+
+
 def _answers(seen: Mapping[str, Any], launch: Launch) -> Iterator[Fault]:
     answers = {row["probe"]: row for row in seen["answers"]}
     for probe in _PROBES:
@@ -305,7 +318,7 @@ def _model(seen: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _log(seen: Mapping[str, Any]) -> Iterator[Fault]:
-    log = seen["log"] or {}
+    log = seen.get("log") or {}
     if log.get("error"):
         text = f"its log {printable(log['path'])} is not read: {printable(log['error'])}"
         yield Fault(what="log", text=text)

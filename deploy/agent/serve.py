@@ -136,6 +136,8 @@ def note(call: Call) -> None:
         receipt=wanted.receipt,
         group=oom.group_of(pid),
     )
+    planned = {e.path for e in call.plan.files if e.role != "extension" and not e.want.absent}
+    service.keep_stamps(run.folder, wanted.site, planned | receipt.pycs.keys())
     record(run)
     call.evidence["service"] = {"schema": service.SCHEMA, "run": run.to_json()}
     call.evidence["outcome"] = "recorded"

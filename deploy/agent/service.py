@@ -6,20 +6,22 @@ the state it saw is said by `faults`. Values that may be secrets leave this modu
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from . import device, health, interpreter, log, machine, maps, oom, ports
 from .interpreter import Interpreter
-from .launch import Launch, Run, options, read_run, words
+from .launch import Launch, NoRecord, Run, options, read_run, words
 from .proc import CannotTell
 from .roles import Role
 
 SCHEMA = "service/1"
+STAMPS = "stamps.json"
 # Names that decide what code runs, or where compiled code comes from; beside VLLM_* and proxies.
 _CACHES = frozenset({
     "AITER_JIT_DIR",
@@ -108,7 +110,7 @@ def _looked(wanted: Wanted, run: Run | None) -> tuple[machine.Snapshot, dict[str
         if server is None:
             break
         try:
-            found = _describe(server, seen, wanted)
+            found = _describe(server, seen, wanted, run)
         except CannotTell as err:
             # It lets go of its folder before it is dead to others.
             ends = isinstance(err.__cause__, (FileNotFoundError, ProcessLookupError))
@@ -158,7 +160,9 @@ def _run(run: Run | None) -> dict[str, Any] | None:
     return {**run.to_json(), "folder": run.folder, "state": state}
 
 
-def _describe(server: machine.Process, seen: machine.Snapshot, wanted: Wanted) -> dict[str, Any]:
+def _describe(
+    server: machine.Process, seen: machine.Snapshot, wanted: Wanted, run: Run | None
+) -> dict[str, Any]:
     """Say what the processes of one server run: words, folder, environment, mapped libraries."""
     members = [process.pid for process in seen.family(server.pid) if not process.zombie]
     folder, environment = machine.working_folder(server.pid), machine.environment(server.pid)
@@ -174,9 +178,50 @@ def _describe(server: machine.Process, seen: machine.Snapshot, wanted: Wanted) -
         "environment": _environment(environment, wanted),
         "mapped": _mapped(members, wanted),
         "installed": _installed(wanted),
+        "rewritten": _rewritten(run, wanted.site) if run and run.pid == server.pid else [],
         "started": seen.booted + server.start / machine.TICKS,
         "deployed": wanted.deployed,
     }
+
+
+def keep_stamps(folder: str, site: str, paths: Iterable[str]) -> None:
+    """Note in the folder of a start when each of these files of the site was last written.
+
+    What a server has imported is not to be seen from outside: bytes that were put back since look
+    as they should. The kernel's own stamp (ctime) tells, and nobody sets it. It is compared with
+    itself: no clock is asked, which may have been set meanwhile.
+    """
+    with open(os.path.join(folder, STAMPS), "w", encoding="utf-8") as file:
+        json.dump({path: _stamp(os.path.join(site, path)) for path in sorted(paths)}, file)
+
+
+def _rewritten(run: Run, site: str) -> list[str]:
+    """Return the files that were written since this start was recorded; an older agent's has none.
+
+    Raises:
+        NoRecord: what was noted cannot be read.
+    """
+    path = os.path.join(run.folder, STAMPS)
+    try:
+        with open(path, encoding="utf-8") as file:
+            noted = dict(json.load(file))
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, OSError) as err:
+        raise NoRecord(
+            f"{path} cannot be read",
+            why=str(err),
+            fix="stop the server and start it again: each start notes its own",
+        ) from err
+    return [name for name, stamp in noted.items() if _stamp(os.path.join(site, name)) != stamp]
+
+
+def _stamp(path: str) -> int:
+    """Return when a file was last written, its mode included; 0 where there is none."""
+    try:
+        return os.lstat(path).st_ctime_ns
+    except OSError:
+        return 0
 
 
 def _environment(found: Mapping[str, str], wanted: Wanted) -> list[dict[str, str]]:

@@ -218,6 +218,25 @@ def test_what_env_script_exports_is_given_and_what_a_script_adds_is_not(
 
 
 @pytest.mark.slow
+def test_a_file_that_is_put_back_under_a_running_server_is_found(target: Target) -> None:
+    site = Path(target.overrides[1])
+    module = site / "vllm" / "__init__.py"
+    module.write_bytes(b"V = 666\n")
+    code, evidence, said = target.start()
+    assert (code, evidence["service"]["faults"]) == (0, []), said
+
+    module.write_bytes(BODY)
+    os.utime(module, ns=(0, 0))  # as old as can be: times that can be set tell nothing
+    code, evidence, _ = target.run("service", "--expect", "running")
+
+    assert (code, [row["what"] for row in evidence["service"]["faults"]]) == (10, ["old process"])
+    assert "vllm/__init__.py was written after" in evidence["service"]["faults"][0]["text"]
+    target.run("stop")
+    code, evidence, _ = target.start()
+    assert (code, evidence["service"]["faults"]) == (0, [])
+
+
+@pytest.mark.slow
 def test_a_service_survives_the_terminal_that_started_it(target: Target) -> None:
     target.start("--ready", "0")
     pid = target.pid()
