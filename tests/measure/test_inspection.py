@@ -321,6 +321,7 @@ def _gate_six(raw: dict[str, Any]) -> None:
         (lambda raw: raw["buckets"][0]["rounds"][1].update(result=None), "has no result"),
         (lambda raw: raw["buckets"][0]["rounds"][1].pop("before"), "was not looked at before"),
         (lambda raw: _counted(raw, completed=4), "4 of 5 requests completed"),
+        (lambda raw: _counted(raw, output_throughput=1e9), "1000000000"),
         (lambda raw: _counted(raw, duration=int("9" * 400)), ""),
         (lambda raw: _counted(raw, texts=[{}] * 5), ""),
     ],
