@@ -55,7 +55,13 @@ def environment(found: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 
 def argv(
-    manifest: Mapping[str, Any], bucket: Mapping[str, Any], *, model: str, port: int, folder: str
+    manifest: Mapping[str, Any],
+    bucket: Mapping[str, Any],
+    *,
+    model: str,
+    host: str,
+    port: int,
+    folder: str,
 ) -> tuple[str, ...]:
     """Return the words of one round. The data set's path must stand behind its kind."""
     launch = dict(manifest.get("launch") or {})
@@ -67,7 +73,7 @@ def argv(
     )
     name = dict(manifest.get("model") or {}).get("served_name", "")
     return (
-        *client, "--host", "127.0.0.1", "--port", str(port), "--model", str(name),
+        *client, "--host", host, "--port", str(port), "--model", str(name),
         "--tokenizer", model, *flags(manifest),
         "--dataset-name", "custom", "--dataset-path", str(bucket["dataset"]),
         "--num-prompts", str(bucket["requests"]),

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import client, counters, faults, log, machine, service
+from . import client, counters, faults, log, machine, ports, service
 from .client import Work
 from .jobs import Job
 from .launch import Run, read_run
@@ -197,6 +197,7 @@ def _said(run: Run | None, window: log.Place, end: log.Place) -> dict[str, Any]:
 
 def _work(setting: Setting, bucket: Mapping[str, Any], folder: str) -> Work:
     launch = setting.wanted.launch
+    host = ports.reach(ports.listening(launch.port))
     if setting.script:
         return Work(
             argv=("sh", setting.script, str(bucket["name"]), str(bucket["requests"])),
@@ -207,12 +208,12 @@ def _work(setting: Setting, bucket: Mapping[str, Any], folder: str) -> Work:
                 "RESULT_ROOT": folder,
                 "MODEL_DIR": setting.model,
                 "SERVED_MODEL_NAME": launch.served_name,
-                "VLLM_HOST": "127.0.0.1",
+                "VLLM_HOST": host,
                 "VLLM_PORT": str(launch.port),
             },
         )
     words = client.argv(
-        setting.manifest, bucket, model=setting.model, port=launch.port, folder=folder
+        setting.manifest, bucket, model=setting.model, host=host, port=launch.port, folder=folder
     )
     # A folder of its own: with -m, Python would import from where it stands.
     return Work(
