@@ -164,6 +164,8 @@ def _rounds(bucket: Bucket) -> Iterator[str]:
     if counted.raw.get("exit"):
         yield f"the client ended with {counted.raw['exit']}"
     if counted.result is None:
+        if not counted.raw.get("stale"):
+            yield "it has no result, and does not say why"
         return
     if not counted.result.detailed:
         yield "it has no lists of requests (--save-detailed)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +190,10 @@ def _model(raw: dict[str, Any]) -> None:
     counted(raw)["result"]["model_id"] = "another"
 
 
+def _no_result(raw: dict[str, Any]) -> None:
+    counted(raw).update(result=None)
+
+
 def _old(raw: dict[str, Any]) -> None:
     counted(raw)["stale"] = ["the result file is older than the round: it is of an earlier run"]
 
@@ -295,6 +299,7 @@ def _unlocked(raw: dict[str, Any]) -> None:
         (_flags, "the client's flags are not the locked ones"),
         (_model, "the model: 'Qwen3.5-27B' and 'another'"),
         (_old, "of an earlier run"),
+        (_no_result, "it has no result, and does not say why"),
         (_none, "the client wrote no result"),
         (_compiled, "something was compiled inside the counted round"),
         (_cache, "the prefix cache gave 0% of the prompt tokens to one side and 90% to the other"),
@@ -547,6 +552,29 @@ def test_a_damaged_record_is_told_with_its_file_and_the_key(
 
     assert caught.value.what == f"{path} is no record of a measured run"
     assert caught.value.why == why
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every key of a record; of a list the first two entries stand for all."""
+    rows = value.items() if isinstance(value, dict) else enumerate(value[:2])
+    for key, child in rows:
+        yield (*path, key)
+        if isinstance(child, dict | list):
+            yield from places(child, (*path, key))
+
+
+@pytest.mark.parametrize("value", [None, {}, "x", HUGE], ids=["null", "empty", "text", "huge"])
+def test_whatever_is_damaged_ends_in_words_and_not_in_a_traceback(value: Any) -> None:
+    base, refused = run(), 0
+    for path in places(raw_run()):
+        damaged = copy.deepcopy(raw_run(1.0, 2000.0))
+        _put(*path, value=value)(damaged)
+        try:
+            compare([base], [record.parse(damaged)]).to_json()
+        except BadValues:
+            refused += 1
+
+    assert refused > 5
 
 
 def test_all_that_is_damaged_is_told_at_once() -> None:
