@@ -375,7 +375,7 @@ def service_lines(raw: Mapping[str, Any]) -> list[str]:
         lines.append(f"  run {printable(run.get('folder', ''))}: pid {run['pid']}, {state}")
     for row in seen.get("faults") or ():
         lines.append(f"  {'warning' if row['warning'] else 'fault'}: {printable(row['text'])}")
-        if row["what"] == "no server" and seen.get("log"):
+        if row.get("what") == "no server" and seen.get("log"):
             lines += [f"    {printable(line)}" for line in seen["log"]["tail"]]
     return lines
 

@@ -22,7 +22,7 @@ COMPRESSED = b"CCOB"
 METHODS = {0: "zlib", 1: "zstd"}
 FATBIN = ".hip_fatbin"
 ELF_HEADER = 64
-# EF_AMDGPU_MACH of https://llvm.org/docs/AMDGPUUsage.html
+# EF_AMDGPU_MACH, as the "User Guide for AMDGPU Backend" of LLVM lists it.
 MACHINES = {"gfx900": 0x2C, "gfx906": 0x2F, "gfx908": 0x30, "gfx90a": 0x3F, "gfx942": 0x4C}
 # Names of torch's own libraries in an undefined symbol; everything else is the system's business.
 TORCH_NAMES = ("N2at", "N3c10", "N5torch", "N6caffe2")
