@@ -69,6 +69,7 @@ class View:
     launch_dir: str = ""
     argv: tuple[str, ...] = ()
     command_lines: tuple[str, ...] = ()
+    host: str = ""
     port: int = 0
     ready: int = 0
     ranks: int = 1
@@ -158,6 +159,7 @@ def _launch_part(view: View, manifest: Manifest, launch: Launch) -> View:
         launch_dir=launch.dir,
         argv=argv,
         command_lines=tuple(shlex.join(argv).splitlines()),
+        host=_host(argv),
         port=launch.port,
         ready=launch.ready,
         ranks=_ranks(argv),
@@ -181,13 +183,24 @@ def _options(container: Container) -> Iterator[str]:
 
 
 def _ranks(argv: tuple[str, ...]) -> int:
-    """How many processes share memory: what the tensor-parallel flag says, in either spelling."""
+    """How many processes share memory: what the tensor-parallel flag says."""
+    value = _value(argv, "--tensor-parallel-size", "-tp")
+    return int(value) if value.isdecimal() else 1
+
+
+def _host(argv: tuple[str, ...]) -> str:
+    """Where a client on the same machine reaches the server."""
+    asked = _value(argv, "--host")
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(asked, asked)  # noqa: S104
+
+
+def _value(argv: tuple[str, ...], *flags: str) -> str:
+    """Return what a flag says, in either spelling; "" where it is not there."""
     for index, word in enumerate(argv):
         flag, equals, value = word.partition("=")
-        if flag in ("--tensor-parallel-size", "-tp"):
-            value = value if equals else "".join(argv[index + 1 : index + 2])
-            return int(value) if value.isdecimal() else 1
-    return 1
+        if flag in flags:
+            return value if equals else "".join(argv[index + 1 : index + 2])
+    return ""
 
 
 def _bench_part(view: View, manifest: Manifest, bench: Bench) -> View:
@@ -199,7 +212,7 @@ def _bench_part(view: View, manifest: Manifest, bench: Bench) -> View:
         )
     model = manifest.model
     served = ("--model", model.served_name, "--tokenizer", model.path)
-    where = ("--host", "127.0.0.1", "--port", str(view.port))
+    where = ("--host", view.host or "127.0.0.1", "--port", str(view.port))
     return dataclasses.replace(
         view,
         buckets=tuple(

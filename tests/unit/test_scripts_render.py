@@ -45,6 +45,24 @@ launch: {launch}
     return manifests.parse(text, "small")
 
 
+@pytest.mark.parametrize(
+    ("serve", "host"),
+    [
+        ("[]", "127.0.0.1"),
+        ('["--host", "0.0.0.0"]', "127.0.0.1"),
+        ('["--host=::"]', "::1"),
+        ('["--host", "127.0.0.2"]', "127.0.0.2"),
+        ('["--host=192.0.2.7"]', "192.0.2.7"),
+    ],
+)
+def test_a_start_asks_the_server_where_it_was_told_to_listen(serve: str, host: str) -> None:
+    launch = f"{{dir: /root/submission, port: 8000, serve: {serve}}}"
+
+    text = rendered(small(launch, "model: {path: /m, served_name: m}"))["start_vllm.sh"]
+
+    assert f"\nhost={host}\nport=8000\n" in text
+
+
 @pytest.mark.parametrize("name", sorted(ALL))
 def test_the_example_renders_as_recorded(name: str) -> None:
     """DCU_TEST_UPDATE_GOLDEN=1 writes the records anew; read the difference before committing."""
