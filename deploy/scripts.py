@@ -191,7 +191,7 @@ def _ranks(argv: tuple[str, ...]) -> int:
 def _host(argv: tuple[str, ...]) -> str:
     """Where a client on the same machine reaches the server."""
     asked = _value(argv, "--host")
-    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(asked, asked)  # noqa: S104
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "localhost"}.get(asked, asked)  # noqa: S104
 
 
 def _value(argv: tuple[str, ...], *flags: str) -> str:

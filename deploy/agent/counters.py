@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from . import ports
 from .log import NoLog, Place, opened
+from .proc import CannotTell
 
 # What tells whether a round measured the server or its caches, and whose requests it served.
 NAMES = (
@@ -43,7 +44,10 @@ def fetch(port: int, timeout: float = 10.0) -> dict[str, float]:
     """Ask the server on this machine; nothing where it does not say, no proxy in between."""
     import http.client
 
-    host = ports.reach(ports.listening(port))
+    try:
+        host = ports.reach(ports.listening(port))
+    except CannotTell:
+        return {}
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         connection.request("GET", "/metrics")

@@ -291,8 +291,9 @@ def _rewritten(server: Mapping[str, Any]) -> Iterator[Fault]:
     if paths:
         more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
         text = (
-            f"{', '.join(map(printable, paths[:3]))}{more} was written after the server was"
-            " started: it may run what was there before; start it again"
+            f"{', '.join(map(printable, paths[:3]))}{more} was written, or its mode, owner or links"
+            " changed, after the server was started: it may run what was there before; start it"
+            " again"
         )
         yield Fault(what="old process", text=text)
 

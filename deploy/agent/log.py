@@ -10,6 +10,7 @@ bytes, in one pass of constant memory, from an offset that was noted before.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -48,12 +49,14 @@ _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 # What a logger, or a print in a titled process, sets before a marker; and nothing else may. Who
 # asks for something may write a marker into his prompt, and servers log prompts, in quotes.
 _LEAD = re.compile(
-    rb"(?:^|\([A-Za-z][\w.:-]* pid=(\d+)[^()'\"]{0,60}\)\s*)"
-    rb"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ :]\s*(?:[\w.]+:\s*)?)?"
+    rb"(?:^\s*|\([A-Za-z][\w.:-]*(?: [a-z_]+=\w+)*? pid=(\d+)[^()'\"]{0,60}\)\s*)"
+    rb"(?:(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL)[ :]\s*(?:[\w.]+:\s*)?)?"
     rb"(?:(?:\d{4}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?\s+)?"
-    rb"(?:\[[\w./:-]*\]:?\s+)?$"
+    rb"(?:\[[\w./: -]*\]:?\s+)*$"
 )
-_QUOTED = re.compile(rb"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+# Each quoted part once, the group being its closing mark: searched for alone, what is never closed
+# would be looked for anew at each of its marks.
+_QUOTED = re.compile(rb"'(?:[^'\\]|\\.)*(?:(')|\\?\Z)|\"(?:[^\"\\]|\\.)*(?:(\")|\\?\Z)", re.DOTALL)
 _OWN_PID = re.compile(rb"(?:\s+[a-z_]+=\S+)*?\s+pid=(\d+)")
 _FIELDS = re.compile(
     rb"^\s*selected=(True|False|1|0)\s+shape=(?:torch\.Size\()?"
@@ -192,7 +195,12 @@ def require_log(path: str, *folders: str) -> None:
 
 def opened(path: str) -> io.FileIO:
     """Open a log for reading without ever waiting for it."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as err:
+        if err.errno in (errno.ELOOP, errno.ENXIO):  # a link to itself, a socket
+            raise _no_log(path, str(err.strerror)) from err
+        raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise _no_log(path, "it is not a regular file")
@@ -498,8 +506,7 @@ def _more(count: Count, row: Mapping[str, int]) -> None:
 
 def _in_quotes(text: bytes) -> bool:
     """True when what follows a text stands in quotes that the text has opened."""
-    left = _QUOTED.sub(b"", text)
-    return b"'" in left or b'"' in left
+    return any(found.lastindex is None for found in _QUOTED.finditer(text))
 
 
 def _marked(data: bytearray, at: int, first: int, stop: int) -> dict[bytes, int]:
@@ -669,7 +676,7 @@ def _generations(path: str) -> list[tuple[str, os.stat_result]]:
             full = os.path.join(folder, other)
             try:
                 seen = os.stat(full)
-            except FileNotFoundError:
+            except OSError:  # gone meanwhile, or a link to itself
                 continue
             if stat.S_ISREG(seen.st_mode):
                 found.append((full, seen))

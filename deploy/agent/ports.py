@@ -50,7 +50,16 @@ def listening(port: int) -> tuple[Listener, ...]:
 def reach(listeners: Sequence[Listener]) -> str:
     """Return the address at which a server of this machine answers: its own, loopback for any."""
     address = listeners[0].address if listeners else "127.0.0.1"
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104
+    any6 = "::1" if _has_loopback6() else "127.0.0.1"
+    return {"0.0.0.0": "127.0.0.1", "::": any6}.get(address, address)  # noqa: S104
+
+
+def _has_loopback6() -> bool:
+    """True where ::1 is an address of this machine: many containers switch it off."""
+    try:
+        return "0" * 31 + "1 " in text("/proc/net/if_inet6")
+    except OSError:
+        return False
 
 
 def _sockets(table: str, port: int, state: str = "") -> Iterator[tuple[str, int]]:

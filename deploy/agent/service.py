@@ -39,9 +39,10 @@ _CACHES = frozenset({
 _STEERS = re.compile(r"^(PYTHON|LD_|HSA_|HIP_|ROCR_|ROCBLAS_|HIPBLASLT_|TENSILE_|MIOPEN_|PYTORCH_)")
 _STEERS_NOTHING = frozenset({
     "PYTHONASYNCIODEBUG", "PYTHONCOERCECLOCALE", "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER",
-    "PYTHONHASHSEED", "PYTHONIOENCODING", "PYTHONMALLOC", "PYTHONNODEBUGRANGES",
-    "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHONTRACEMALLOC", "PYTHONUNBUFFERED", "PYTHONUTF8",
-    "PYTHONVERBOSE",
+    "PYTHONHASHSEED", "PYTHONINTMAXSTRDIGITS", "PYTHONIOENCODING", "PYTHONMALLOC",
+    "PYTHONNODEBUGRANGES", "PYTHONNOUSERSITE", "PYTHONPROFILEIMPORTTIME", "PYTHONSAFEPATH",
+    "PYTHONSTARTUP", "PYTHONTRACEMALLOC", "PYTHONUNBUFFERED", "PYTHONUTF8", "PYTHONVERBOSE",
+    "PYTHON_BASIC_REPL", "PYTHON_COLORS", "PYTHON_HISTORY", "PYTHON_VERSION",
 })  # fmt: skip
 _LISTS = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD"})
 _PROXY = re.compile(r"^(https?|all|ftp)_proxy$", re.IGNORECASE)
@@ -228,8 +229,9 @@ def _environment(found: Mapping[str, str], wanted: Wanted) -> list[dict[str, str
     """Hold an environment against the locked one: one row for each name that matters."""
     locked = wanted.launch.env
     started = wanted.python() if wanted.python else None
-    known = started is not None and started.environment is not None
-    given = [*([started.environment] if started and started.environment else []), _container()]
+    inside = _container()
+    known = inside is not None and started is not None and started.environment is not None
+    given = [(started.environment if started else None) or {}, inside or {}]
     names = sorted({*locked, *(name for name in found if _watched(name))})
     rows = []
     for name in names:
@@ -264,12 +266,12 @@ def _steers(name: str) -> bool:
     return bool(_STEERS.match(name)) and name not in _STEERS_NOTHING and not _wanted_nowhere(name)
 
 
-def _container() -> dict[str, str]:
-    """Return the environment that the container itself was started with, where it may be seen."""
+def _container() -> dict[str, str] | None:
+    """Return the environment that the container was started with; None to who may not see it."""
     try:
         return machine.environment(1)
     except CannotTell:
-        return {}
+        return None
 
 
 def _origin(name: str, value: str, given: Sequence[Mapping[str, str]], *, known: bool) -> str:

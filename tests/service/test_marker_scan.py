@@ -100,6 +100,9 @@ def test_only_what_stands_after_the_windows_begin_is_in_the_window(tmp_path: Pat
         line("4096x5120").replace("shape=4096x5120", "shape=(4096 x 5120)"),
         line(selected=1),
         line().replace("(EngineCore pid=1200) ", "").strip() + " pid=1200 phase=prefill\n",
+        "  \t" + line(),
+        line().replace("pid=1200", "rank=0 pid=1200"),
+        "(EngineCore pid=1200) TRACE 11-30 10:00:00.5 [linear.py:33] [x: dcu] " + line()[60:],
     ],
 )
 def test_a_marker_is_read_however_its_line_is_dressed(tmp_path: Path, text: str) -> None:
@@ -107,6 +110,15 @@ def test_a_marker_is_read_however_its_line_is_dressed(tmp_path: Path, text: str)
     written(path, "noise\n", text)
 
     assert counts(log.scan(str(path))) == {(1200, BIG, True): Count(before=1)}
+
+
+@pytest.mark.timeout(60)  # each mark of a prompt looked at anew would take hours
+def test_a_long_prompt_full_of_marks_and_markers_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    prompt = 'it\\\'s "so" ' * 20 + line().strip()
+    written(path, *(f"(APIServer pid=7) INFO prompt: '{prompt * 200}', n=1\n" for _ in range(20)))
+
+    assert log.scan(str(path)).markers == {}
 
 
 @pytest.mark.parametrize(
