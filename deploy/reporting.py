@@ -144,7 +144,13 @@ def _newest(
     left_out: list[str] = []
     found = (layout.out_of(manifest.name) / "bench").glob("*.json")
     for path in sorted(found, key=lambda one: (one.stat().st_mtime_ns, one.name), reverse=True):
-        run = record.read(path)
+        try:
+            run = record.read(path)
+        except BadValues as err:
+            if not left_out:
+                raise  # the newest is what is meant
+            left_out.append(f"{path.name}: {err.why}")
+            continue
         why = _of_other(run, identities, evidence)
         if not why:
             return run, left_out

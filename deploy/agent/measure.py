@@ -38,7 +38,7 @@ def measure(call: Call) -> None:
         raise Unfit(
             f"cannot {printable(act)} {printable(kind)}",
             why="there is no such act or kind",
-            fix="use ./inv bench.run, bench.status, bench.stop, profile.run",
+            fix="the tasks are bench.run, bench.status, bench.stop and profile.run",
         )
     _ACTS[act](call, kind, options)
 

@@ -58,7 +58,8 @@ class Wanted:
 
     `site`, `launch.dir` and `launch.model` are paths of this machine; `libraries` is path below the
     site -> sha256 of each planned extension; `receipt` names the last deploy by the sha256
-    of its record, and `deployed` is its time. `python` asks base.python what it really is.
+    of its record, and `deployed` is its time. `python` asks base.python what it really is. `first`
+    is the process that the container began with.
     """
 
     launch: Launch
@@ -69,6 +70,7 @@ class Wanted:
     receipt: str = ""
     deployed: float = 0.0  # seconds since the epoch
     python: Callable[[], Interpreter | None] | None = None
+    first: int = 1
 
 
 def observe(
@@ -229,7 +231,7 @@ def _environment(found: Mapping[str, str], wanted: Wanted) -> list[dict[str, str
     """Hold an environment against the locked one: one row for each name that matters."""
     locked = wanted.launch.env
     started = wanted.python() if wanted.python else None
-    inside = _container()
+    inside = _container(wanted.first)
     known = inside is not None and started is not None and started.environment is not None
     given = [(started.environment if started else None) or {}, inside or {}]
     names = sorted({*locked, *(name for name in found if _watched(name))})
@@ -266,10 +268,10 @@ def _steers(name: str) -> bool:
     return bool(_STEERS.match(name)) and name not in _STEERS_NOTHING and not _wanted_nowhere(name)
 
 
-def _container() -> dict[str, str] | None:
+def _container(first: int) -> dict[str, str] | None:
     """Return the environment that the container was started with; None to who may not see it."""
     try:
-        return machine.environment(1)
+        return machine.environment(first)
     except CannotTell:
         return None
 

@@ -63,7 +63,8 @@ class Trust:
             f"refused to talk to {self.name}: {what}",
             why=f"{self.address} shows {shown} ({key.get_name()}); trusted: {trusted or 'none'}",
             fix="read the fingerprint on the target itself (ssh-keygen -lf /etc/ssh/"
-            "ssh_host_ed25519_key.pub in its web terminal); if it is this one: "
+            "ssh_host_ed25519_key.pub in its web terminal); a name that neither hosts.yaml nor"
+            " your ssh configuration has is added there first; if it is this one: "
             f"./inv hosts.trust -a {self.name} --fingerprint {shown}",
         )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.agent.words import digest
+from deploy.errors import Unfit
 from deploy.git import Git
 
 from . import ccache, ninja, objects, outside, preset, record, symbols, toolchain
@@ -117,7 +118,14 @@ class Workshop:
         code = Path(outside.__file__).read_text("utf-8")
         argv = (self.request.python, "-I", "-S", "-B", "-c", code, *outside.packed(names))
         said = self.runner.ask(argv, env=self.env, cwd=Path("/"), seconds=OUTSIDE_SECONDS)
-        digests: list[str] = json.loads(said.rsplit(outside.MARK, 1)[1].splitlines()[0])
+        _, mark, answer = said.rpartition(outside.MARK)
+        if not mark:
+            raise Unfit(
+                "what the compilers read outside cannot be told",
+                why=f"{self.request.python} ended well and printed nothing",
+                fix="start it by hand: base.python must be an interpreter, not a script around one",
+            )
+        digests: list[str] = json.loads(answer.splitlines()[0])
         known = dict(zip(names, digests, strict=True))
         return objects.Contents(self.request.binary, self.request.source, known)
 

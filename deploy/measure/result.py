@@ -118,7 +118,7 @@ def of_json(raw: Mapping[str, Any]) -> Result:
     texts = _list(raw, "texts", _text)
     if texts is None:
         texts = _list(raw, "generated_texts", lambda text: digested(str(text)))
-    rate = raw.get("request_rate")
+    rate = raw.get("ramp_up_start_rps") or raw.get("request_rate")  # a ramp has "inf" beside it
     return Result(
         asked=_count(raw, "num_prompts"),
         completed=_count(raw, "completed"),

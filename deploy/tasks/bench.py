@@ -45,7 +45,7 @@ def chunks(
 
 
 _STAMP = "which run, as its start printed it (default: the newest)"
-_BASELINE = "a record to hold it against (what bench.collect wrote)"
+_BASELINE = "a record of the same buckets to hold it against (what bench.collect wrote)"
 
 
 @task(

@@ -93,6 +93,10 @@ def test_what_else_a_table_holds_thins_no_loss_out() -> None:
     assert len(found.tasks) == len(BASE) + len(more)
 
 
+def test_a_task_that_fell_below_one_percent_is_no_fraction() -> None:
+    assert compare(BASE, {**BASE, "hotpotqa": 0.5}).factor < 1
+
+
 @pytest.mark.parametrize("flip", [False, True])
 def test_fractions_are_not_held_against_percent(flip: bool) -> None:
     fractions = {name: score / 100 for name, score in BASE.items()}

@@ -15,7 +15,7 @@ from deploy.errors import BadValues
 from deploy.measure import record
 from deploy.measure.compare import compare, differences, result_differences, text_notes
 from deploy.measure.record import Run
-from deploy.measure.result import of_json
+from deploy.measure.result import faults, of_json
 from deploy.measure.stats import Verdict
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -335,6 +335,15 @@ def test_each_planted_state_makes_a_run_not_comparable_for_its_own_reason(
     assert any(why in text for text in found.rows[0].faults), found.rows[0].faults
     assert found.rows[0].claim is None
     assert found.score is None
+
+
+def test_a_ramp_waits_for_its_first_request_as_long_as_it_likes() -> None:
+    raw = {**raw_result(), "request_rate": "inf"}
+    raw["duration"] += 4
+    raw["output_throughput"] = sum(raw["output_lens"]) / raw["duration"]
+    assert any("its requests took" in text for text in faults(of_json(raw)))
+
+    assert faults(of_json({**raw, "ramp_up_start_rps": 1})) == ()
 
 
 def test_a_bare_result_is_shown_and_never_compared(tmp_path: Path) -> None:

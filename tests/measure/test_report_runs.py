@@ -120,6 +120,20 @@ def test_the_newest_run_that_belongs_here_is_taken(bench: Reported) -> None:
     assert [text.partition(":")[0] for text in found["left_out"]] == ["other.json"]
 
 
+def test_a_damaged_file_behind_the_newest_run_ends_no_report(bench: Reported) -> None:
+    other = bench.collected("other", target="local:/other")
+    note = other.with_name("note.json")
+    note.write_text('{"hotpotqa": 50}')
+    os.utime(note, (1, 1))
+
+    found = bench.report()
+
+    assert [text.partition(":")[0] for text in found["left_out"]] == ["other.json", "note.json"]
+    os.utime(other, (0, 0))
+    with pytest.raises(BadValues):
+        bench.report()
+
+
 def test_a_run_of_before_another_lock_is_no_proof_of_it(bench: Reported) -> None:
     bench.collected()
     bench.commit_newer()

@@ -371,6 +371,7 @@ def test_what_steers_code_may_come_from_the_services_own_environment_alone(
     bench: Bench, name: str
 ) -> None:
     bench.start(env={name: STEERING[name]})
+    bench.wanted = dataclasses.replace(bench.wanted, first=os.getpid())
 
     assert bench.found() == ["environment"]
     assert f"{name}={STEERING[name]} comes not from launch.env" in bench.texts()
@@ -379,6 +380,11 @@ def test_what_steers_code_may_come_from_the_services_own_environment_alone(
     assert bench.found() == []
     unknown = dataclasses.replace(given, environment=None)
     bench.wanted = dataclasses.replace(bench.wanted, python=lambda: unknown)
+    assert bench.found() == ["(environment)"]
+    other = base_python({})
+    bench.wanted = dataclasses.replace(bench.wanted, python=lambda: other)
+    assert bench.found() == ["environment"]
+    bench.wanted = dataclasses.replace(bench.wanted, first=2**31 - 1)  # that nobody may look at
     assert bench.found() == ["(environment)"]
 
 
