@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -72,9 +73,23 @@ def pods(folder: Path) -> Iterator[Pods]:
             yield found
         found.run("podman", "system", "reset", "--force")
     finally:
+        # Who watched a command in a container cleans up 300 s later, and mounts the store again.
+        for pid in _watchers(folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         # The store mounts its own folder on itself, once or more, and some versions leave it so.
         for mounted in _mounts(folder):
             subprocess.run(("umount", "--lazy", mounted), timeout=30, check=True)
+
+
+def _watchers(folder: Path) -> list[int]:
+    """Every process that has a place below the folder among its words."""
+    found = []
+    for words in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f"{folder}/".encode() in words.read_bytes():
+                found.append(int(words.parent.name))
+    return found
 
 
 def _mounts(folder: Path) -> list[str]:
