@@ -6,8 +6,7 @@ the plan, and imports none of them: importing vLLM needs torch, a device, and ma
 
 One process answers both: its sys.path begins with the current folder by name ("", resolved anew at
 every import), so a change of folder asks the second question at half the cost. It starts in the
-launch folder, where the answer must be exact even for a relative PYTHONPATH. It imports as little
-as it can: json and importlib.util would take a quarter of its time.
+launch folder, where the answer must be exact even for a relative PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -24,37 +23,19 @@ from .words import Unfit, printable
 MARK = b"\n\x00dcu-bundle:origin\x00\n"
 
 _ASK = r"""
-import os, sys
+import importlib.util, json, os, sys
 from importlib.machinery import SourceFileLoader
-try:
-    from _frozen_importlib_external import MAGIC_NUMBER
-    from _json import encode_basestring_ascii as quoted
-except ImportError:  # they are the interpreter's own affair; this is the public way
-    from importlib.util import MAGIC_NUMBER
-    from json import dumps as quoted
-def as_json(value):
-    if isinstance(value, str):
-        return quoted(value)
-    if isinstance(value, dict):
-        return "{%s}" % ", ".join(map("%s: %s".__mod__, [
-            (quoted(key), as_json(item)) for key, item in value.items()]))
-    if isinstance(value, (list, tuple)):
-        return "[%s]" % ", ".join(map(as_json, value))
-    for known, word in ((None, "null"), (True, "true"), (False, "false")):
-        if value is known:
-            return word
-    return "%d" % value
 def name(thing):
     return getattr(thing, "__name__", type(thing).__name__)
 def told(loader):
     return "%s of %s" % (name(loader), getattr(loader, "__module__", None) or "nobody")
 def ask(package):
     try:
-        spec = found(package, None)
-    except Elsewhere as err:
-        return {"error": str(err)}
+        spec = importlib.util.find_spec(package)
     except Exception as err:
         return {"error": "%s: %s" % (type(err).__name__, err)}
+    if spec is None:
+        return {"error": "no finder knows it"}
     places = spec.submodule_search_locations
     loader = spec.loader
     return {"origin": spec.origin, "places": None if places is None else [str(p) for p in places],
@@ -140,7 +121,7 @@ if launch:
 answers["empty"] = answer(package)
 python = {
     "version": "%d.%d.%d" % sys.version_info[:3], "executable": sys.executable,
-    "tag": sys.implementation.cache_tag, "magic": MAGIC_NUMBER.hex(),
+    "tag": sys.implementation.cache_tag, "magic": importlib.util.MAGIC_NUMBER.hex(),
     "finders": [[name(finder), getattr(finder, "__module__", "")] for finder in sys.meta_path],
     "customize": {n: getattr(sys.modules[n], "__file__", None) or ""
                   for n in ("sitecustomize", "usercustomize") if n in sys.modules},
@@ -151,7 +132,7 @@ python = {
 }
 sys.stdout.flush()
 out = getattr(sys.stdout, "buffer", sys.stdout)
-out.write(MARK + as_json([python, answers]).encode() + b"\n")
+out.write(MARK + json.dumps([python, answers]).encode() + b"\n")
 out.flush()
 """
 
