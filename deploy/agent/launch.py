@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ RECORD = "run.json"
 LOG = "serve.log"
 _PORT = 8000  # the manifest's default, which its meaning leaves out
 _COMMAND = ("vllm", "serve")
+_WHY, _FIX = "  why: ", "  fix: "  # as BundleError is shown, and as the scripts' `die` writes
 _HARMLESS = re.compile(r"-[uBqvsP]+")
 _FOUND = frozenset({"pid", "start_ticks", "boot_id", "plan", "argv", "started"})
 
@@ -217,6 +218,15 @@ def options(argv: tuple[str, ...]) -> tuple[str, ...]:
     """
     given = argv[1 : _program(argv)]
     return tuple(word for word in given if not _HARMLESS.fullmatch(word))
+
+
+def last_error(lines: Sequence[str]) -> tuple[int, str, str, str] | None:
+    """Find the last error of three lines in what a script said: where it begins, what, why, fix."""
+    for at in reversed(range(len(lines) - 2)):
+        what, why, fix = lines[at : at + 3]
+        if why.startswith(_WHY) and fix.startswith(_FIX):
+            return at, what, why[len(_WHY) :], fix[len(_FIX) :]
+    return None
 
 
 def _program(argv: tuple[str, ...]) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from . import faults, service
 from .jobs import Job
-from .launch import CURRENT, LOG
+from .launch import CURRENT, LOG, last_error
 from .words import BundleError, Exit, Refused, Unfit, printable
 
 SCHEMA = "profile-run/1"
@@ -96,10 +96,9 @@ def work(job: Job, script: str, words: tuple[str, ...], environ: Mapping[str, st
 
 def _last_words(code: int, said: str) -> list[str]:
     """Return why profile.sh gave up: what and why of its last error of three lines."""
-    lines = _text(said).splitlines()
-    at = max((i for i, line in enumerate(lines) if line.startswith("  why: ")), default=0)
-    error = f": {lines[at - 1].strip()}, {lines[at][7:]}" if at else ""
-    return [f"profile.sh ended with {code}{error}"] if code else []
+    error = last_error(_text(said).splitlines())
+    told = f": {error[1].strip()}, {error[2]}" if error else ""
+    return [f"profile.sh ended with {code}{told}"] if code else []
 
 
 def kernel_calls(path: str) -> int:

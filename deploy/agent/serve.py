@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from . import faults, health, interpreter, log, machine, oom, service
 from .bring import bring, bundle_in, overrides
 from .faults import Fault
-from .launch import Launch, NoRecord, Run, read_run, record
+from .launch import Launch, NoRecord, Run, last_error, read_run, record
 from .log import Place
 from .receipt import RECEIPT, read_receipt
 from .words import BundleError, Exit, Refused, Unfit, printable
@@ -31,7 +31,6 @@ BUNDLE = "DCU_BUNDLE"  # tells a script which of the bundles beside it is meant;
 _SCRIPT_TIME = (
     300.0  # seconds that the script may take; it returns as soon as the server is started
 )
-_WHY, _FIX = "  why: ", "  fix: "
 _LINES = 25  # of what a script said before it gave up; the end of a server's log is 20
 _GRACE = 60.0  # seconds between asking to end and ending
 
@@ -351,12 +350,9 @@ def _as_it_said(code: int, said: str) -> BundleError:
     """Return the script's own last what, why and fix with its exit code; below, what led there."""
     lines = [printable(line.rstrip()) for line in said.splitlines() if line.strip()]
     known = code in tuple(Exit) and code not in (Exit.OK, Exit.BUG)
-    for at in reversed(range(2, len(lines))):
-        what, why, fix = lines[at - 2 : at + 1]
-        if known and why.startswith(_WHY) and fix.startswith(_FIX):
-            led = _indented(lines[: at - 2])
-            why, fix = why[len(_WHY) :], fix[len(_FIX) :]
-            return BundleError(what, why=why + led, fix=fix, exit=Exit(code))
+    if known and (error := last_error(lines)) is not None:
+        at, what, why, fix = error
+        return BundleError(what, why=why + _indented(lines[:at]), fix=fix, exit=Exit(code))
     return Refused(
         f"{START_SCRIPT} started nothing",
         why=f"exit {code}:{_indented(lines) or ' it said nothing'}",
