@@ -45,7 +45,7 @@ def fetch(port: int, timeout: float = 10.0) -> dict[str, float]:
     import http.client
 
     try:
-        host = ports.reach(ports.listening(port))
+        host = ports.host(port)
     except CannotTell:
         return {}
     connection = http.client.HTTPConnection(host, port, timeout=timeout)

@@ -65,7 +65,7 @@ def wait(port: int, served_name: str, seconds: float, alive: Any) -> tuple[Answe
     limit = time.monotonic() + seconds
     while True:
         left = limit - time.monotonic()
-        host = ports.reach(ports.listening(port))  # it does not listen from the start
+        host = ports.host(port)  # it does not listen from the start
         answered = probe(port, served_name, host=host, timeout=max(1.0, min(60.0, left)))
         if len(answered) == 3 and answered[-1].passed:
             return answered
@@ -94,7 +94,7 @@ def generate(
         "seed": 0,
         "ignore_eos": True,
     }
-    address = (ports.reach(ports.listening(port)), port)
+    address = (ports.host(port), port)
     status, raw, error, _ = _ask(address, "POST", "/v1/completions", timeout, body)
     raw = raw if isinstance(raw, dict) else {}
     usage = raw.get("usage") or {}

@@ -50,8 +50,14 @@ def listening(port: int) -> tuple[Listener, ...]:
 def reach(listeners: Sequence[Listener]) -> str:
     """Return the address at which a server of this machine answers: its own, loopback for any."""
     address = listeners[0].address if listeners else "127.0.0.1"
-    any6 = "::1" if _has_loopback6() else "127.0.0.1"
-    return {"0.0.0.0": "127.0.0.1", "::": any6}.get(address, address)  # noqa: S104
+    if address == "::" and _has_loopback6():
+        return "::1"
+    return "127.0.0.1" if address in ("0.0.0.0", "::") else address  # noqa: S104
+
+
+def host(port: int) -> str:
+    """Return the address at which whoever listens on a port of this machine answers now."""
+    return reach(listening(port))
 
 
 def _has_loopback6() -> bool:

@@ -197,7 +197,7 @@ def _said(run: Run | None, window: log.Place, end: log.Place) -> dict[str, Any]:
 
 def _work(setting: Setting, bucket: Mapping[str, Any], folder: str) -> Work:
     launch = setting.wanted.launch
-    host = ports.reach(ports.listening(launch.port))
+    host = ports.host(launch.port)
     if setting.script:
         return Work(
             argv=("sh", setting.script, str(bucket["name"]), str(bucket["requests"])),
