@@ -55,6 +55,33 @@ def bounded() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
+def place(what: str, top: Path) -> Path:
+    """Where a checkout at `top` looks for a file of this kind; its folder is there."""
+    layout = Layout(top)
+    kept = {
+        "manifest": layout.manifest("big"),
+        "lock": layout.lock("big"),
+        "hosts": top / "hosts.yaml",
+        "listing": layout.files("big"),
+    }
+    path = kept.get(what, top / what)
+    path.parent.mkdir(exist_ok=True)
+    return path
+
+
+def acted(act: str, top: Path) -> subprocess.CompletedProcess[str]:
+    """Run one line of the product in a process of bounded memory, on a checkout at `top`."""
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(act=act), top],
+        cwd=HERE.top,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=bounded,
+    )
+
+
 def yaml_lines(file: Any) -> None:
     line = b"key: [a, b, c]\n" * 4096
     while file.tell() < HUGE:
@@ -73,27 +100,11 @@ def one_line(file: Any) -> None:
 def test_a_hundred_megabytes_of_text_are_refused_in_three_lines(
     what: str, fill: Callable[[Any], None], tmp_path: Path, found: Found
 ) -> None:
-    layout = Layout(tmp_path)
-    paths = {
-        "manifest": layout.manifest("big"),
-        "lock": layout.lock("big"),
-        "hosts": tmp_path / "hosts.yaml",
-        "listing": layout.files("big"),
-    }
-    paths[what].parent.mkdir(exist_ok=True)
-    with paths[what].open("wb") as file:
+    with place(what, tmp_path).open("wb") as file:
         fill(file)
 
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(act=READ[what]), tmp_path],
-        cwd=HERE.top,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        preexec_fn=bounded,
-    )
+    done = acted(READ[what], tmp_path)
 
     assert done.returncode == (4 if what == "lock" else 2), done.stderr
     assert len(done.stdout.splitlines()) == 3
@@ -135,26 +146,9 @@ UNFIT = {
 def test_what_is_no_file_of_a_fit_size_is_refused_and_not_waited_for(
     what: str, make: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    layout = Layout(tmp_path)
-    kept = {
-        "manifest": layout.manifest("big"),
-        "lock": layout.lock("big"),
-        "hosts": tmp_path / "hosts.yaml",
-        "listing": layout.files("big"),
-    }
-    path = kept.get(what, tmp_path / what)
-    path.parent.mkdir(exist_ok=True)
-    make(path)
+    make(place(what, tmp_path))
 
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(act=NAMED[what]), tmp_path],
-        cwd=HERE.top,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        preexec_fn=bounded,
-    )
+    done = acted(NAMED[what], tmp_path)
 
     assert done.returncode == (4 if what == "lock" else 2), done.stderr
     assert len(done.stdout.splitlines()) == 3
